@@ -5,9 +5,9 @@ A rewritten fact is unchanged: `absent` names keys that an earlier version lacks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Self, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Final, Generic, Self, cast, dataclass_transform
 
 from typing_extensions import TypeVar
 
@@ -56,8 +56,8 @@ def object_of(**fields: Check) -> Check:
         if not isinstance(value, Mapping):
             return "an object"
         data = cast("Mapping[str, object]", value)
-        for name, field in fields.items():
-            if (problem := field(data.get(name))) is not None:
+        for name, each in fields.items():
+            if (problem := each(data.get(name))) is not None:
                 return f"an object whose {name} is {problem}"
         return None
 
@@ -78,13 +78,13 @@ def _within(what: str, least: float, most: float) -> Check:
 
 
 def require(name: str, value: object, check: Check) -> None:
-    """Check a value of a fact.
-
-    Raises:
-        ValueError: the value is invalid; the text names it and the required value.
-    """
+    """Raise a `ValueError` that names the value and the required one, unless the check accepts it."""
     if (problem := check(value)) is not None:
         raise ValueError(f"its {name} is not {problem}")
+
+
+def is_true(value: object) -> bool:
+    return value is True
 
 
 TEXT, NUMBER, FLAG = type_of("a text", str), type_of("a whole number", int), type_of("true or false", bool)
@@ -107,23 +107,17 @@ class Key:
 
     check: Check
     #: replaces a missing value
-    default: object = None
+    default: object
     #: whether the default is not written; otherwise `absent` names a missing key
-    is_optional: bool = False
-    #: whether a recorded effect without it cannot be reused
-    is_needed: bool = False
-    #: converts the JSON value to the field; None: no conversion
-    read: Callable[[Any], object] | None = None
-    #: converts the field to a JSON-able value; None: no conversion
-    write: Callable[[Any], object] | None = None
+    is_optional: bool
+    is_needed: bool
+    read: Callable[[Any], object] | None
+    write: Callable[[Any], object] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactData:
-    """The content of a fact; its subclasses are the kinds of facts.
-
-    Fields contain JSON data, or frozen values that the journal's writer renders as JSON; no pickles.
-    """
+    """The content of a fact: JSON data, or frozen values that the journal renders as JSON. Each kind is a subclass."""
 
     #: name of the kind in the record
     KIND: ClassVar[str] = ""
@@ -143,11 +137,9 @@ class FactData:
 
     @property
     def kind(self) -> str:
-        """The name of its kind in the record."""
         return self.KIND
 
     def to_data(self) -> dict[str, object]:
-        """Return the fact's data in recorded form."""
         data: dict[str, object] = {}
         for name, key in self.KEYS.items():
             value = getattr(self, name)
@@ -162,15 +154,7 @@ class FactData:
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Decode recorded data.
-
-        Args:
-            data: The result of `to_data`, possibly after a JSON round trip.
-            at: Time of the fact, Unix time, s.
-
-        Raises:
-            ValueError: a value is invalid; the text names it and the required value.
-        """
+        """Decode the result of `to_data`, also after a JSON round trip; see `require`."""
         values: dict[str, Any] = {}
         absent: list[str] = []
         for name, key in cls.KEYS.items():
@@ -180,8 +164,7 @@ class FactData:
                 if not key.is_optional:
                     absent.append(name)
                 continue
-            if (problem := key.check(value)) is not None:
-                raise ValueError(f"its {name} is not {problem}")
+            require(name, value, key.check)
             values[name] = value if key.read is None else key.read(value)
         rest = None
         if not data.keys() <= cls.KEYS.keys():
@@ -191,6 +174,38 @@ class FactData:
 
 D_co = TypeVar("D_co", bound=FactData, covariant=True, default=FactData)
 W = TypeVar("W", bound=FactData)
+
+
+def written(
+    check: Check,
+    *,
+    missing: object = _ABSENT,
+    is_needed: bool = False,
+    read: Callable[[Any], object] | None = None,
+    write: Callable[[Any], object] | None = None,
+    **default: Any,
+) -> Any:
+    """Return a field of a kind of facts with its encoding; see `Key`.
+
+    Args:
+        check: Accepts the recorded value.
+        missing: Replaces a missing value. Without it the key is optional: the default of the field is not written.
+        is_needed: Whether a recorded effect without it cannot be reused.
+        read: Converts the JSON value to the field.
+        write: Converts the field to a JSON-able value.
+        default: `default` or `default_factory` of the field.
+    """
+    is_optional = missing is _ABSENT
+    replacement = default["default"] if is_optional else missing
+    return field(metadata={"key": Key(check, replacement, is_optional, is_needed, read, write)}, **default)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(written,))
+def fact_kind(cls: type[W]) -> type[W]:
+    """Make a class a kind of facts, a frozen dataclass. Its fields by `written` are in written order."""
+    made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    made.KEYS = {each.name: each.metadata["key"] for each in fields(made) if "key" in each.metadata}
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +227,6 @@ class Fact(Generic[D_co]):
 
     @property
     def kind(self) -> str:
-        """The name of its kind in the record."""
         return self.data.kind
 
     @property
@@ -227,10 +241,7 @@ class Fact(Generic[D_co]):
 
     @property
     def fence(self) -> str:
-        """The instance with the epoch that decides whether the fact is refused.
-
-        For stimuli this is always the run, because a re-dispatched task has a newer epoch than its run.
-        """
+        """The instance with the epoch that decides whether the fact is refused; for stimuli the run."""
         return self.data.FENCE or self.instance
 
 
@@ -245,13 +256,9 @@ def kinds_of(*wanted: type[FactData]) -> tuple[str, ...]:
 
 
 def require_usable(fact: Fact[W]) -> Fact[W]:
-    """Return a recorded effect if it can be reused.
-
-    Raises:
-        RecordError: a needed value is missing.
-    """
+    """Return a recorded effect if it can be reused."""
     keys = fact.data.KEYS
-    missing: Iterable[str] = [name for name in fact.data.absent if name not in keys or keys[name].is_needed]
+    missing = [name for name in fact.data.absent if name not in keys or keys[name].is_needed]
     if missing:
         raise RecordError(
             f"The record is damaged: fact {fact.seq} of run '{fact.run}' ({fact.kind} '{fact.name}') has no {', '.join(missing)}"
@@ -260,12 +267,10 @@ def require_usable(fact: Fact[W]) -> Fact[W]:
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
-    """Return the value if it is a mapping, else an empty one."""
     return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
 
 
 def as_sequence(value: object) -> Sequence[object]:
-    """Return the value if it is a list or tuple, else an empty one."""
     return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, cast
 
@@ -22,16 +21,19 @@ from ensemble_ray.facts.fact import (
     Check,
     Fact,
     FactData,
-    Key,
     as_count,
     as_mapping,
+    as_sequence,
     as_text,
+    fact_kind,
+    is_true,
     list_of,
     object_of,
     one_of,
     optional,
     require,
     type_of,
+    written,
 )
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
@@ -62,18 +64,18 @@ class RecordedOutput(NamedTuple):
     tool_call_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class OutputRecorded(FactData):
     """A task produced its output."""
 
     KIND: ClassVar = "output"
-    KEYS: ClassVar = {"output": Key(type_of("an object", Mapping, TaskOutput), {}, is_needed=True)}
 
     #: the output, or its JSON data if it was read from a store
-    output: TaskOutput | Mapping[str, object]
+    output: TaskOutput | Mapping[str, object] = written(
+        type_of("an object", Mapping, TaskOutput), missing={}, is_needed=True
+    )
 
     def output_data(self) -> Mapping[str, object]:
-        """Return the output as JSON data."""
         return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else self.output
 
     def read(self) -> RecordedOutput:
@@ -83,32 +85,25 @@ class OutputRecorded(FactData):
         return read_output(self.output)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class FailureRecorded(FactData):
     """A task failed."""
 
     KIND: ClassVar = "task_failed"
-    KEYS: ClassVar = {
-        "error_type": Key(TEXT, "Exception"),
-        "message": Key(TEXT, ""),
-        "stack_trace": Key(optional(TEXT)),
-        "trace": Key(optional(type_of("an object", Mapping, TaskTrace))),
-        "error": Key(optional(OBJECT)),
-        "attempts": Key(NUMBER, 0, is_optional=True),
-        "is_of_callable": Key(type_of("a truth value", bool), default=False, is_optional=True),
-    }
 
-    error_type: str
-    message: str
-    stack_trace: str | None = None
+    error_type: str = written(TEXT, missing="Exception")
+    message: str = written(TEXT, missing="")
+    stack_trace: str | None = written(optional(TEXT), missing=None, default=None)
     #: trace of the task, or its JSON data if it was read from a store
-    trace: TaskTrace | Mapping[str, object] | None = None
+    trace: TaskTrace | Mapping[str, object] | None = written(
+        optional(type_of("an object", Mapping, TaskTrace)), missing=None, default=None
+    )
     #: the error and its causes, in the form of `errors_data`
-    error: Mapping[str, object] | None = None
+    error: Mapping[str, object] | None = written(optional(OBJECT), missing=None, default=None)
     #: requests of its last model call; 0: it did not end with a model call
-    attempts: int = 0
+    attempts: int = written(NUMBER, default=0)
     #: whether a user's handler or predicate failed instead of an agent
-    is_of_callable: bool = False
+    is_of_callable: bool = written(type_of("a truth value", bool), default=False)
 
     @property
     def error_data(self) -> Mapping[str, object]:
@@ -116,7 +111,7 @@ class FailureRecorded(FactData):
         return self.error or {"type": self.error_type, "text": self.message}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class ExitRecorded(FactData):
     """A task ended the run early."""
 
@@ -128,7 +123,6 @@ class ExitRecorded(FactData):
     text: str = ""
 
     def to_data(self) -> dict[str, object]:
-        """Return the fact's data in recorded form."""
         data: dict[str, object] = {} if self.absent else {"reason": self.reason.value}
         if self.call:
             data |= {"call": self.call, "text": self.text}
@@ -136,7 +130,6 @@ class ExitRecorded(FactData):
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Decode recorded data; see `FactData`."""
         del at
         rest = dict(data)
         require("reason", rest.pop("reason", ""), TEXT)
@@ -177,11 +170,7 @@ def read_reason(data: Mapping[str, object]) -> ExitReason:
 
 
 def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
-    """Return the trace of a failed task; None if it is not recorded.
-
-    Raises:
-        RecordError: the recorded data is not a trace.
-    """
+    """Return the trace of a failed task; None if it is not recorded."""
     data = fact.data.trace
     if isinstance(data, TaskTrace):
         return data
@@ -221,85 +210,50 @@ def _read_budget(value: Mapping[str, int | None] | None) -> RecordedBudget | Non
     return RecordedBudget(value.get("max_tokens"), value.get("max_cost")) if value else None
 
 
-def _read_fork(value: Mapping[str, str] | None) -> RecordedFork | None:
-    return RecordedFork(value["run"], value["task"]) if value else None
+_BUDGET = optional(object_of(max_tokens=optional(NUMBER), max_cost=optional(NUMBER)))
 
 
-def _write_tuple(value: RecordedBudget | RecordedFork) -> dict[str, object]:
-    return value._asdict()
-
-
-_BUDGET = Key(
-    optional(object_of(max_tokens=optional(NUMBER), max_cost=optional(NUMBER))),
-    is_optional=True,
-    read=_read_budget,
-    write=_write_tuple,
-)
-
-
-def _key(check: Check) -> Key:
-    return Key(check, is_optional=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class PlanRecorded(FactData):
     """A run started; the data needed to resume it. None: not recorded."""
 
     KIND: ClassVar = "plan"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "plan": _key(OBJECT),
-        "definition": _key(OBJECT),
-        "workflow": _key(TEXT),
-        "inputs": _key(OBJECT),
-        "agents": _key(list_of(OBJECT)),
-        "items": _key(OBJECT),
-        "digest": _key(TEXT),
-        "ensemble_id": _key(TEXT),
-        "name": _key(TEXT),
-        "tags": _key(OBJECT),
-        "options": _key(optional(OBJECT)),
-        "budget": _BUDGET,
-        "origin": _key(optional(TEXT)),
-        "overrides": _key(optional(OBJECT)),
-        "runtime": _key(optional(TEXT)),
-        "capture_mode": _key(TEXT),
-        "started_at": _key(INSTANT),
-        "forked_from": Key(
-            optional(object_of(run=TEXT, task=TEXT)), is_optional=True, read=_read_fork, write=_write_tuple
-        ),
-        "traceparent": _key(optional(TEXT)),
-    }
 
     #: the plan, in the form of `Plan.to_dict`; of a dynamic run, its rules
-    plan: Mapping[str, object] | None = None
+    plan: Mapping[str, object] | None = written(OBJECT, default=None)
     #: parts of the definition that affect the run but are not in the plan
-    definition: Mapping[str, object] | None = None
-    workflow: str | None = None
-    inputs: Mapping[str, object] | None = None
+    definition: Mapping[str, object] | None = written(OBJECT, default=None)
+    workflow: str | None = written(TEXT, default=None)
+    inputs: Mapping[str, object] | None = written(OBJECT, default=None)
     #: the agents, as data of `AgentSummary`
-    agents: Sequence[Mapping[str, object]] | None = None
+    agents: Sequence[Mapping[str, object]] | None = written(list_of(OBJECT), default=None)
     #: readable description of the source of the items; only of dynamic runs
-    items: Mapping[str, object] | None = None
+    items: Mapping[str, object] | None = written(OBJECT, default=None)
     #: over plan and definition
-    digest: str | None = None
-    ensemble_id: str | None = None
+    digest: str | None = written(TEXT, default=None)
+    ensemble_id: str | None = written(TEXT, default=None)
     #: name and tags of the team; the run's tags are among its options
-    name: str | None = None
-    tags: Mapping[str, object] | None = None
+    name: str | None = written(TEXT, default=None)
+    tags: Mapping[str, object] | None = written(OBJECT, default=None)
     #: the chosen run options
-    options: Mapping[str, object] | None = None
-    budget: RecordedBudget | None = None
+    options: Mapping[str, object] | None = written(optional(OBJECT), default=None)
+    budget: RecordedBudget | None = written(_BUDGET, default=None, read=_read_budget, write=RecordedBudget._asdict)
     #: location of the definition, and the values that override it
-    origin: str | None = None
-    overrides: Mapping[str, object] | None = None
+    origin: str | None = written(optional(TEXT), default=None)
+    overrides: Mapping[str, object] | None = written(optional(OBJECT), default=None)
     #: name of the runtime
-    runtime: str | None = None
-    capture_mode: str | None = None
-    started_at: float | None = None
-    forked_from: RecordedFork | None = None
+    runtime: str | None = written(optional(TEXT), default=None)
+    capture_mode: str | None = written(TEXT, default=None)
+    started_at: float | None = written(INSTANT, default=None)
+    forked_from: RecordedFork | None = written(
+        optional(object_of(run=TEXT, task=TEXT)),
+        default=None,
+        read=lambda value: RecordedFork(value["run"], value["task"]) if value else None,
+        write=RecordedFork._asdict,
+    )
     #: the span of the program that requested the run, as a W3C `traceparent`
-    traceparent: str | None = None
+    traceparent: str | None = written(optional(TEXT), default=None)
 
     @property
     def is_empty(self) -> bool:
@@ -312,40 +266,28 @@ class PlanRecorded(FactData):
         return self.items is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class RunResumed(FactData):
     """A run continues: a user resumed it, or its scheduler was replaced."""
 
     KIND: ClassVar = "resume"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "is_restart": Key(FLAG, default=False),
-        "options": Key(optional(OBJECT), is_optional=True),
-        "budget": _BUDGET,
-    }
 
     #: whether only its owner's process was replaced
-    is_restart: bool
+    is_restart: bool = written(FLAG, missing=False)
     #: new run options; None: unchanged
-    options: Mapping[str, object] | None = None
-    budget: RecordedBudget | None = None
+    options: Mapping[str, object] | None = written(optional(OBJECT), default=None)
+    budget: RecordedBudget | None = written(_BUDGET, default=None, read=_read_budget, write=RecordedBudget._asdict)
 
     @classmethod
     def of(cls, header: PlanRecorded, *, is_restart: bool) -> Self:
-        """Return the fact of a run that continues.
-
-        Args:
-            header: The first fact that the run would record now.
-            is_restart: Whether only its owner's process was replaced.
-        """
+        """Return the fact of a run that continues; `header` is the first fact that it would record now."""
         if is_restart:
             return cls(is_restart=True)
         return cls(is_restart=False, options=header.options or None, budget=header.budget)
 
 
 class RecordedCause(NamedTuple):
-    """A cause of an error."""
-
     error_type: str
     #: on one line, cut
     message: str
@@ -374,10 +316,11 @@ class RecordedError(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, *, key: str = "") -> Self:
         """Return the recorded form of an error; `key` is the key of the task that raised it."""
+        message = message_of(error)
         return cls(
             key,
             type(error).__name__,
-            _cut(message_of(error), LONGEST_MESSAGE),
+            message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}...",
             place=own_line(error),
             causes=tuple(
                 RecordedCause(
@@ -394,25 +337,16 @@ class RecordedError(NamedTuple):
         return (*(f"caused by {each.error_type}: {each.message}" for each in untold), *filter(None, (self.place,)))
 
 
+_ERROR_TEXTS = RecordedError._fields[:7]
 #: Placeholder for a missing error.
 NO_REASON = RecordedError("", "", "")
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."
-
-
-def _text_of(error: Mapping[str, object], name: str) -> str:
-    value = error.get(name)
-    return value if isinstance(value, str) else ""
-
-
 def _read_causes(value: object) -> tuple[RecordedCause, ...]:
-    causes = cast("list[object]", value) if isinstance(value, list | tuple) else []
-    found = (cast("Mapping[str, object]", each) for each in causes if isinstance(each, Mapping))
+    causes = [as_mapping(each) for each in as_sequence(value) if isinstance(each, Mapping)]
     return tuple(
-        RecordedCause(_text_of(each, "error_type"), _text_of(each, "message"), each.get("is_own") is True)
-        for each in found
+        RecordedCause(as_text(each.get("error_type")), as_text(each.get("message")), each.get("is_own") is True)
+        for each in causes
     )
 
 
@@ -426,13 +360,7 @@ def _write_causes(causes: Sequence[RecordedCause]) -> list[dict[str, object]]:
 def _read_errors(value: Sequence[Mapping[str, object]]) -> tuple[RecordedError, ...]:
     return tuple(
         RecordedError(
-            key=_text_of(each, "key"),
-            error_type=_text_of(each, "error_type"),
-            message=_text_of(each, "message"),
-            agent_role=_text_of(each, "agent_role"),
-            task_description=_text_of(each, "task_description"),
-            stack_trace=_text_of(each, "stack_trace"),
-            place=_text_of(each, "place"),
+            **{name: as_text(each.get(name)) for name in _ERROR_TEXTS},
             causes=_read_causes(each.get("causes")),
             is_own=each.get("is_own") is True,
         )
@@ -455,32 +383,25 @@ def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, object]]:
 OWN_FAILURES = frozenset({"source", "empty"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class RunEnded(FactData):
     """A run ended. None: not recorded."""
 
     KIND: ClassVar = "end"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "state": Key(one_of(*RunState), read=RunState),
-        "exit_reason": Key(one_of(*ExitReason), read=ExitReason),
-        "failure": Key(ANY, is_optional=True),
-        "errors": Key(list_of(OBJECT), (), read=_read_errors, write=_write_errors),
-        "trace_id": Key(optional(TEXT), is_optional=True),
-        "incomplete_answers": Key(NUMBER, 0, is_optional=True),
-        "capped": Key(list_of(TEXT), (), is_optional=True, read=tuple, write=list),
-    }
 
-    state: RunState | None
-    exit_reason: ExitReason | None
+    state: RunState | None = written(one_of(*RunState), missing=None, read=RunState)
+    exit_reason: ExitReason | None = written(one_of(*ExitReason), missing=None, read=ExitReason)
     #: the rule that failed a dynamic run, empty if none did; None for other runs
-    failure: str | None = None
-    errors: Sequence[RecordedError] = ()
-    trace_id: str | None = None
+    failure: str | None = written(ANY, default=None)
+    errors: Sequence[RecordedError] = written(
+        list_of(OBJECT), missing=(), default=(), read=_read_errors, write=_write_errors
+    )
+    trace_id: str | None = written(optional(TEXT), default=None)
     #: number of its tasks' answers that were cut off or empty
-    incomplete_answers: int = 0
+    incomplete_answers: int = written(NUMBER, default=0)
     #: keys of loops and graphs that ended at a cap
-    capped: Sequence[str] = ()
+    capped: Sequence[str] = written(list_of(TEXT), default=(), read=tuple, write=list)
 
     @property
     def reason(self) -> ExitReason:
@@ -497,42 +418,27 @@ class RunEnded(FactData):
         return first if is_own else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class RunInterrupted(FactData):
     """A run stopped without an end, so that it can be resumed (S-DUR-151)."""
 
     KIND: ClassVar = "interruption"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "key": Key(TEXT, ""),
-        "error_type": Key(TEXT, "Exception"),
-        "message": Key(TEXT, ""),
-        "place": Key(TEXT, "", is_optional=True),
-        "causes": Key(list_of(OBJECT), (), is_optional=True, read=_read_causes, write=_write_causes),
-    }
 
     #: key of the task with the refused call; empty: the failure was outside the tasks
-    key: str
-    error_type: str
-    message: str
+    key: str = written(TEXT, missing="")
+    error_type: str = written(TEXT, missing="Exception")
+    message: str = written(TEXT, missing="")
     #: see `RecordedError`
-    place: str = ""
-    causes: Sequence[RecordedCause] = ()
+    place: str = written(TEXT, default="")
+    causes: Sequence[RecordedCause] = written(list_of(OBJECT), default=(), read=_read_causes, write=_write_causes)
 
     @classmethod
     def of(cls, reason: RecordedError) -> Self:
-        """Return the fact of a run that was interrupted for that reason."""
-        return cls(
-            key=reason.key,
-            error_type=reason.error_type,
-            message=reason.message,
-            place=reason.place,
-            causes=reason.causes,
-        )
+        return cls(**{name: getattr(reason, name) for name in cls.KEYS})
 
     @property
     def reason(self) -> RecordedError:
-        """Why the run was interrupted."""
         return RecordedError(self.key, self.error_type, self.message, place=self.place, causes=self.causes)
 
 
@@ -556,7 +462,7 @@ _STIMULUS: Mapping[str, Check] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class StimulusRecorded(FactData):
     """The scheduler received a stimulus."""
 
@@ -577,11 +483,9 @@ class StimulusRecorded(FactData):
 
     @property
     def is_cancellation(self) -> bool:
-        """Whether a task was stopped."""
         return self.type == "TaskCancelled"
 
     def to_data(self) -> dict[str, object]:
-        """Return the fact's data in recorded form."""
         data = {"type": self.type, **self.fields}
         for name in self.absent:
             del data[name]
@@ -591,7 +495,6 @@ class StimulusRecorded(FactData):
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        """Decode recorded data; see `FactData`."""
         del at
         fields = dict(data)
         absent = () if "type" in fields else ("type",)
@@ -607,162 +510,115 @@ class StimulusRecorded(FactData):
         return cls(type=cast("str", kind), fields=fields, more=more, absent=absent)
 
 
-def _is_not_false(value: object) -> bool:
-    return value is not False
-
-
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class LossAccepted(FactData):
     """A user accepted the loss of a part of the record."""
 
     KIND: ClassVar = "loss"
     #: a separate name, since the loss concerns each task and must be found fast among any number of facts
     FENCE: ClassVar = "loss"
-    KEYS: ClassVar = {
-        "last": Key(NUMBER, 0),
-        "expected": Key(ANY, read=_whole),
-        "gap": Key(NUMBER, 0),
-        "texts": Key(ANY, 0),
-        "has_effect": Key(ANY, default=True, read=_is_not_false),
-        "reason": Key(TEXT, "it is not known what"),
-        "kept": Key(ANY, "", is_optional=True),
-    }
 
     #: position of the last remaining fact; 0: none
-    last: int
+    last: int = written(NUMBER, missing=0)
     #: position of the last committed fact; None: unknown
-    expected: int | None
+    expected: int | None = written(ANY, missing=None, read=_whole)
     #: number of facts missing before the last remaining one
-    gap: int
+    gap: int = written(NUMBER, missing=0)
     #: number of missing long texts
-    texts: int
+    texts: int = written(ANY, missing=0)
     #: whether the lost part may contain the start of a side effect
-    has_effect: bool
+    has_effect: bool = written(ANY, missing=True, read=lambda value: value is not False)
     #: readable description of the lost part and its place
-    reason: str
+    reason: str = written(TEXT, missing="it is not known what")
     #: name of the copy of the record's log; None: the log was missing; empty: the store uses no log
-    kept: str | None = ""
+    kept: str | None = written(ANY, default="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class DirectiveRecorded(FactData):
     """A user sent a directive to a run; tasks that start later receive it."""
 
     KIND: ClassVar = "directive"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "text": Key(TEXT, "", is_needed=True),
-        "expires_at": Key(optional(INSTANT), is_optional=True),
-        "given_by": Key(TEXT, "", is_optional=True),
-    }
 
-    text: str
+    text: str = written(TEXT, missing="", is_needed=True)
     #: Unix time, s; tasks that start then or later do not receive it; None: it does not expire
-    expires_at: float | None = None
+    expires_at: float | None = written(optional(INSTANT), default=None)
     #: name of the author; empty: unknown
-    given_by: str = ""
+    given_by: str = written(TEXT, default="")
 
     def is_active(self, at: float) -> bool:
         """Return whether a task that starts at that time receives it."""
         return self.expires_at is None or at < self.expires_at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class DirectivesShown(FactData):
     """The directives in a task's prompt; a continued task shows the same ones."""
 
     KIND: ClassVar = "directives_shown"
     IS_EFFECT: ClassVar = True
-    KEYS: ClassVar = {"texts": Key(list_of(TEXT), (), is_needed=True, read=tuple, write=list)}
 
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = written(list_of(TEXT), missing=(), is_needed=True, read=tuple, write=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class ModelSwitched(FactData):
     """A user chose the model for tasks that start later."""
 
     KIND: ClassVar = "model_switched"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "model": Key(optional(TEXT), is_needed=True),
-        "agent": Key(optional(TEXT), is_optional=True),
-        "given_by": Key(TEXT, "", is_optional=True),
-    }
 
     #: its name in the run's catalog; None: each agent's own model again
-    model: str | None
+    model: str | None = written(optional(TEXT), missing=None, is_needed=True)
     #: role of the agent that the choice applies to; None: all agents
-    agent: str | None = None
+    agent: str | None = written(optional(TEXT), default=None)
     #: name of the author; empty: unknown
-    given_by: str = ""
+    given_by: str = written(TEXT, default="")
 
 
 #: Facts about users' directives to a run.
 DirectiveFact: TypeAlias = DirectiveRecorded | ModelSwitched
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class ReviewRequested(FactData):
     """A review was requested at the time of the fact; recorded before any reviewer is notified."""
 
     KIND: ClassVar = "review"
     IS_EFFECT: ClassVar = True
-    KEYS: ClassVar = {
-        "review_id": Key(TEXT, ""),
-        "timing": Key(one_of(*ReviewTiming), ReviewTiming.AFTER_EXECUTION, read=ReviewTiming),
-        "task_description": Key(TEXT, ""),
-        "task_output": Key(TEXT, "", is_optional=True),
-        "prompt": Key(optional(TEXT), is_optional=True),
-        "timeout_s": Key(optional(DURATION), is_optional=True),
-        "on_timeout": Key(one_of(*OnTimeoutAction), OnTimeoutAction.EXIT_EARLY, read=OnTimeoutAction),
-        "required_role": Key(optional(TEXT), is_optional=True),
-        "ends_run": Key(FLAG, default=True),
-        "detached": Key(FLAG, default=False, is_optional=True),
-    }
 
     #: id of the gate, unique in its store
-    review_id: str
-    timing: ReviewTiming
-    task_description: str
-    task_output: str = ""
-    prompt: str | None = None
+    review_id: str = written(TEXT, missing="")
+    timing: ReviewTiming = written(one_of(*ReviewTiming), missing=ReviewTiming.AFTER_EXECUTION, read=ReviewTiming)
+    task_description: str = written(TEXT, missing="")
+    task_output: str = written(TEXT, default="")
+    prompt: str | None = written(optional(TEXT), default=None)
     #: timeout from the time of the fact on, s; None: unlimited
-    timeout_s: float | None = None
-    on_timeout: OnTimeoutAction = OnTimeoutAction.EXIT_EARLY
-    required_role: str | None = None
+    timeout_s: float | None = written(optional(DURATION), default=None)
+    on_timeout: OnTimeoutAction = written(
+        one_of(*OnTimeoutAction),
+        missing=OnTimeoutAction.EXIT_EARLY,
+        default=OnTimeoutAction.EXIT_EARLY,
+        read=OnTimeoutAction,
+    )
+    required_role: str | None = written(optional(TEXT), default=None)
     #: whether `ExitEarly` ends the run; otherwise it only refuses a tool call
-    ends_run: bool = True
+    ends_run: bool = written(FLAG, missing=True, default=True)
     #: whether the task was suspended at the gate (S-REV-115)
-    detached: bool = False
+    detached: bool = written(FLAG, default=False)
 
     @classmethod
     def of(cls, request: ReviewRequest, *, detached: bool = False) -> ReviewRequested:
-        """Return the fact of a request."""
-        return cls(
-            review_id=request.review_id,
-            timing=request.timing,
-            task_description=request.task_description,
-            task_output=request.task_output,
-            prompt=request.prompt,
-            timeout_s=request.timeout_s,
-            on_timeout=request.on_timeout,
-            required_role=request.required_role,
-            ends_run=request.ends_run,
-            detached=detached,
-        )
+        fields = {name: getattr(request, name) for name in cls.KEYS if name != "detached"}
+        return cls(**fields, detached=detached)
 
     def open_since(self, run_id: str, asked_at: float) -> OpenReview:
-        """Return the open gate.
-
-        Args:
-            run_id: Id of the run.
-            asked_at: The time of the fact, Unix time, s.
-        """
+        """Return the open gate; `asked_at` is the time of the fact, Unix time, s."""
         return OpenReview(
             run_id=run_id,
             gate_id=self.review_id,
@@ -777,36 +633,27 @@ class ReviewRequested(FactData):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class ReviewDecided(FactData):
     """A gate was decided at the time of the fact."""
 
     KIND: ClassVar = "review_decision"
     IS_EFFECT: ClassVar = True
-    KEYS: ClassVar = {
-        "verdict": Key(one_of("approve", "edit", "exit"), "approve", is_needed=True),
-        "text": Key(optional(TEXT), is_optional=True),
-        "timed_out": Key(FLAG, default=False, is_optional=True),
-        "by": Key(TEXT, ""),
-        "comment": Key(TEXT, "", is_optional=True),
-        "outside": Key(FLAG, default=False, is_optional=True),
-    }
 
     #: `approve`, `edit` or `exit`
-    verdict: str
+    verdict: str = written(one_of("approve", "edit", "exit"), missing="approve", is_needed=True)
     #: of an edit: the new text
-    text: str | None = None
+    text: str | None = written(optional(TEXT), default=None)
     #: of an exit: whether a timeout caused it
-    timed_out: bool = False
+    timed_out: bool = written(FLAG, default=False)
     #: the handler or the reviewer
-    by: str = ""
-    comment: str = ""
+    by: str = written(TEXT, missing="", default="")
+    comment: str = written(TEXT, default="")
     #: whether a process other than the run's made the decision, while its task did not run (S-REV-117)
-    outside: bool = False
+    outside: bool = written(FLAG, default=False)
 
     @classmethod
     def of(cls, answer: ReviewAnswer, *, comment: str = "", outside: bool = False) -> ReviewDecided:
-        """Return the fact of an answer."""
         data = answer.to_data()
         return cls(
             verdict=str(data["verdict"]),
@@ -819,36 +666,25 @@ class ReviewDecided(FactData):
 
     @property
     def answer(self) -> ReviewAnswer:
-        """The decision and its author."""
         data = {"verdict": self.verdict, "text": self.text or "", "timed_out": self.timed_out, "by": self.by}
         return ReviewAnswer.from_data(data)
 
 
-def _is_true(value: object) -> bool:
-    return value is True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class ItemsRecorded(FactData):
     """Items were pulled from the source; recorded before their maps start (S-MR-162)."""
 
     KIND: ClassVar = "items"
     IS_OF_RUN: ClassVar = True
-    KEYS: ClassVar = {
-        "first": Key(NUMBER, is_optional=True),
-        "indices": Key(list_of(NUMBER), is_optional=True),
-        "digests": Key(list_of(TEXT), ()),
-        "are_all": Key(ANY, default=False, is_optional=True, read=_is_true),
-    }
 
     #: index of the first item, if the indices are consecutive
-    first: int | None = None
+    first: int | None = written(NUMBER, default=None)
     #: all indices, if they are not consecutive
-    indices: Sequence[int] | None = None
+    indices: Sequence[int] | None = written(list_of(NUMBER), default=None)
     #: the `item_digest` of each item
-    digests: Sequence[str]
+    digests: Sequence[str] = written(list_of(TEXT), missing=())
     #: whether the source is exhausted
-    are_all: bool = False
+    are_all: bool = written(ANY, default=False, read=is_true)
 
     @classmethod
     def of(cls, indices: Sequence[int], digests: Sequence[str], *, are_all: bool = False) -> Self:
@@ -859,11 +695,6 @@ class ItemsRecorded(FactData):
         return cls(indices=list(indices), digests=list(digests), are_all=are_all)
 
     def places(self) -> Sequence[int]:
-        """Return the index of each item.
-
-        Raises:
-            RecordError: the numbers of indices and hashes differ, or an index is negative.
-        """
         first = -1 if self.first is None else self.first
         found = range(first, first + len(self.digests)) if self.indices is None else self.indices
         if len(found) != len(self.digests) or any(index < 0 for index in found):
@@ -871,59 +702,45 @@ class ItemsRecorded(FactData):
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class GroupRecorded(FactData):
     """Outputs were grouped for a reduce; recorded before the reduce starts (S-MR-161)."""
 
     KIND: ClassVar = "group"
-    KEYS: ClassVar = {
-        "level": Key(NUMBER, -1),
-        "number": Key(NUMBER, -1),
-        "inputs": Key(list_of(TEXT), ()),
-        "is_final": Key(FLAG, default=False),
-    }
 
     #: level of the reduce, also of the final one
-    level: int
+    level: int = written(NUMBER, missing=-1)
     #: number of the reduce on that level
-    number: int
+    number: int = written(NUMBER, missing=-1)
     #: keys of its inputs, in the order that its factory receives
-    inputs: Sequence[str]
-    is_final: bool
+    inputs: Sequence[str] = written(list_of(TEXT), missing=())
+    is_final: bool = written(FLAG, missing=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class ItemOutputRecorded(FactData):
     """An item of several tasks has its output, made of recorded outputs of its tasks (S-MR-193)."""
 
     KIND: ClassVar = "item_output"
-    KEYS: ClassVar = {"outputs": Key(list_of(TEXT), ())}
 
     #: instances of these tasks; several outputs arrive as one, like the iterations of a loop
-    outputs: Sequence[str]
+    outputs: Sequence[str] = written(list_of(TEXT), missing=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact_kind
 class AgentsJoined(FactData):
     """Agents are about to join the run."""
 
     KIND: ClassVar = "agents"
-    KEYS: ClassVar = {"agents": Key(list_of(OBJECT), ())}
 
     #: data of `AgentSummary`
-    agents: Sequence[Mapping[str, object]]
+    agents: Sequence[Mapping[str, object]] = written(list_of(OBJECT), missing=())
 
     @classmethod
     def of(cls, agents: Iterable[AgentSummary]) -> Self:
-        """Return the fact of these agents."""
         return cls(agents=[agent.model_dump(mode="json") for agent in agents])
 
     def summaries(self) -> list[AgentSummary]:
-        """Return the agents.
-
-        Raises:
-            RecordError: the recorded data does not describe agents.
-        """
         try:
             return [AgentSummary(**cast("dict[str, Any]", each)) for each in self.agents]
         except (TypeError, ValueError) as error:

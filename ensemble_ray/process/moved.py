@@ -92,6 +92,8 @@ _MERGED = {
     "teamfile.targets": "loader.targets",
     "teamfile.team": "loader.json_schema loader.members loader.team",
     "teamfile.tools": "loader.tools",
+    "record.history.executions": "execution",
+    "record.result": "failures",
     "runs.ports": "submission",
     "testing.model_server.server": "embeddings sending",
     "testing.replaying": "replay_ports replay_units replay_workers",

@@ -14,27 +14,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.events import TokenEvent, messages
+from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent, messages
 from ensemble_ray.events.delivery import EventLog
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, Message, ShownTask, WireEvent, render_token
-from ensemble_ray.facts.fact import as_text
-from ensemble_ray.plan.plan import GraphUnit, LoopUnit
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact, as_text
+from ensemble_ray.facts.runs import RecordedOutput, ReviewRequested
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Unit
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record import history
-from ensemble_ray.schedule.instructions import IterationEnded
+from ensemble_ray.record.history import RecordedExecution
+from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.metrics import UNKNOWN_TOKENS
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.events import LlmIterationStartedEvent
-    from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded, RecordedOutput, ReviewDecided, ReviewRequested
-    from ensemble_ray.plan.plan import Unit
-    from ensemble_ray.record.history import RecordedExecution
     from ensemble_ray.record.stores import RecordedRun
-    from ensemble_ray.schedule.instructions import StepEnded
 
 
 class EventProjection:
@@ -47,11 +43,6 @@ class EventProjection:
         self._texts: dict[str, str] = {}
 
     def apply(self, fact: Fact) -> list[WireEvent]:
-        """Apply the next fact and return the messages about it.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
         found: list[Message] = []
         for change in self._history.apply(fact):
             found.extend(self._render(change))
@@ -61,7 +52,6 @@ class EventProjection:
         ]
 
     def end(self) -> WireEvent | None:
-        """Return the last message, or None if the run has no end or was resumed after its end."""
         end = self._history.end
         if end is None:
             return None
@@ -69,12 +59,7 @@ class EventProjection:
         return WireEvent(type=LAST_TYPE, data=data, cursor=Cursor(end.seq, 1))
 
     def unrecorded_end(self, exit_reason: str, at: float) -> WireEvent:
-        """Return the last message about a run without an end. It has no cursor, since the run may be resumed.
-
-        Args:
-            exit_reason: Why no more messages follow, such as `interrupted`.
-            at: The time, Unix time, s.
-        """
+        """Return the last message about a run without an end. It has no cursor, since the run may be resumed."""
         return WireEvent(type=LAST_TYPE, data=self._summary(at, exit_reason))
 
     def _summary(self, at: float, exit_reason: str) -> dict[str, object]:
@@ -103,7 +88,14 @@ class EventProjection:
             case history.RoundEnded():
                 return (self._round(change.execution, change.what),)
             case history.RunStarted():
-                return (self._begin(change.fact.data),)
+                header = change.fact.data
+                begun = messages.ensemble_started(
+                    header.ensemble_id or self._run_id,
+                    at=self._history.started_at or 0.0,
+                    total_tasks=len(self._history.nodes),
+                    workflow=header.workflow or as_text((header.plan or {}).get("workflow")),
+                )
+                return (begun,)
             case _:
                 return self._render_request(change)
 
@@ -114,25 +106,20 @@ class EventProjection:
                 data = _delegation_data(execution, delegation)
                 if delegation.worker is None:
                     refusal = change.fact.data.refusal
-                    yield messages.delegation_failed(
-                        data, duration_s=0, reason=refusal.reason if refusal else "refused"
-                    )
+                    reason = refusal.reason if refusal else "refused"
+                    yield messages.delegation_failed(data, duration_s=0, reason=reason)
                 else:
                     yield messages.delegation_started(data, task_description=delegation.request.task_description)
             case history.GateOpened(execution, fact):
                 yield _review(fact.data, execution.id)
             case history.GateClosed(fact=fact, asked=asked) if asked is not None:
-                yield _decision(asked.data, fact.data)
+                gate, decided = asked.data, fact.data
+                if decided.timed_out:
+                    yield messages.review_timed_out(gate.review_id, gate.on_timeout.value)
+                else:
+                    yield messages.review_decided(gate.review_id, decided.verdict, decided.by)
             case _:
                 pass
-
-    def _begin(self, header: PlanRecorded) -> Message:
-        return messages.ensemble_started(
-            header.ensemble_id or self._run_id,
-            at=self._history.started_at or 0.0,
-            total_tasks=len(self._history.nodes),
-            workflow=header.workflow or as_text((header.plan or {}).get("workflow")),
-        )
 
     def _task(self, execution: RecordedExecution) -> ShownTask:
         """Return the task as messages show it; a task that was made during the run is shown by its key."""
@@ -273,12 +260,6 @@ def _review(asked: ReviewRequested, instance: str) -> Message:
     return Message(message.type, {**message.data, "instance": instance})
 
 
-def _decision(asked: ReviewRequested, decided: ReviewDecided) -> Message:
-    if decided.timed_out:
-        return messages.review_timed_out(asked.review_id, asked.on_timeout.value)
-    return messages.review_decided(asked.review_id, decided.verdict, decided.by)
-
-
 #: How often a reader polls the record of a quiet run, s; events of this process wake its readers earlier.
 POLL_S = 0.25
 #: Live events that are stored for slow readers; older events are dropped.
@@ -292,15 +273,9 @@ class LiveEvents:
 
     def __init__(self) -> None:
         self.log = EventLog(is_open=True, kept=_KEPT)
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more events follow."""
-        return self._is_closed
+        self.is_closed = False
 
     def on_token(self, event: TokenEvent) -> None:
-        """Add a token for the current readers."""
         self.log.emit(event)
 
     def begin_answer(self, event: LlmIterationStartedEvent) -> None:
@@ -308,40 +283,28 @@ class LiveEvents:
         self.log.emit(replace(event, messages=()))
 
     def close(self) -> None:
-        """Mark the end of the events."""
-        self._is_closed = True
+        self.is_closed = True
         self.log.close()
 
 
 class FollowedStore(Protocol):
     """The part of a `RunStore` that followers use."""
 
-    def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts after a position; see `RunStore.read`."""
-        ...
+    def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]: ...
 
-    async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return the summary of the run; see `RunStore.summary`."""
-        ...
+    async def summary(self, run_id: str) -> RecordedRun | None: ...
 
 
 class SharedRecordReader:
     """A `FollowedStore` that lets the many readers of a run share one check for new facts."""
 
     def __init__(self, store: FollowedStore, *, lasting_s: float = POLL_S * 0.9) -> None:
-        """Wrap a store.
-
-        Args:
-            store: The store of the records.
-            lasting_s: How long the result of a check is valid, s.
-        """
         self._store = store
         self._lasting_s = lasting_s
         #: by run: the last position and the time of the check that found no later facts, newest last
         self._ends: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts after a position; no facts if a recent check found none."""
         now = asyncio.get_running_loop().time()
         end, seen_at = self._ends.get(run_id, (-1, 0.0))
         if after == end and now - seen_at < self._lasting_s:
@@ -381,47 +344,27 @@ class RunFollower:
         """Start after a cursor.
 
         Args:
-            store: The store that has the record, or will have it.
-            run_id: The run's id.
-            after: The last message that the reader received; None if it received none.
             live: The live events, if this process runs the run.
-            outcome: Returns why no more messages follow although the record has no end, such as `interrupted`; None
-                while the run is active. Default: the state in the store.
         """
         self.run_id = run_id
         self._store = store
-        self._after = after or Cursor()
+        #: the last returned message that has a cursor
+        self.cursor = after or Cursor()
         self._live = live
         self._outcome = outcome or self._stored_outcome
         self._projection = EventProjection(run_id)
         self._seq = 0
         self._live_cursor = 0
-        self._is_over = False
+        #: whether the last message was returned
+        self.is_over = False
         #: whether a check found that the run is no longer active
         self._knows_closed = False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the last message was returned."""
-        return self._is_over
-
-    @property
-    def cursor(self) -> Cursor:
-        """The last returned message that has a cursor."""
-        return self._after
-
     async def read(self, timeout_s: float) -> Sequence[WireEvent]:
-        """Return the next messages as soon as they exist, or no messages after the timeout.
-
-        Args:
-            timeout_s: How long to wait, s.
-
-        Raises:
-            RecordError: the record is damaged, or was removed meanwhile.
-        """
+        """Return the next messages as soon as they exist, or no messages after the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while not self._is_over:
+        while not self.is_over:
             if messages := await self._next():
                 return messages
             left = deadline - loop.time()
@@ -431,8 +374,11 @@ class RunFollower:
         return ()
 
     async def _next(self) -> list[WireEvent]:
-        """Return the messages that exist, the end included."""
-        live = self._read_live()
+        live: list[WireEvent] = []
+        if self._live is not None:
+            events, self._live_cursor, _ = self._live.log.read(self._live_cursor)
+            now = SystemClock().now()
+            live = [render_token(event, now) for event in events if isinstance(event, TokenEvent)]
         messages = await self._read_record()
         if messages or live:
             return [*messages, *live]
@@ -445,7 +391,7 @@ class RunFollower:
             return []
         if messages:
             return messages
-        self._is_over = True
+        self.is_over = True
         return [*self._unread([end])]
 
     async def _read_record(self) -> list[WireEvent]:
@@ -460,20 +406,11 @@ class RunFollower:
         return messages
 
     def _unread(self, messages: Sequence[WireEvent]) -> list[WireEvent]:
-        """Return the messages that the reader has not received."""
-        unread = [each for each in messages if each.cursor is None or each.cursor > self._after]
-        self._after = max([self._after, *(each.cursor for each in unread if each.cursor is not None)])
+        unread = [each for each in messages if each.cursor is None or each.cursor > self.cursor]
+        self.cursor = max([self.cursor, *(each.cursor for each in unread if each.cursor is not None)])
         return unread
 
-    def _read_live(self) -> list[WireEvent]:
-        if self._live is None:
-            return []
-        events, self._live_cursor, _ = self._live.log.read(self._live_cursor)
-        now = SystemClock().now()
-        return [render_token(event, now) for event in events if isinstance(event, TokenEvent)]
-
     async def _wait(self, timeout_s: float) -> None:
-        """Return when there may be new messages."""
         if self._live is None:
             await asyncio.sleep(timeout_s)
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.fields import Origin
 from ensemble_ray.definition.run_options import tags_in
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import (
     LossAccepted,
     PlanRecorded,
@@ -23,32 +23,28 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import CaptureMode
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-#: Kinds of facts that a head is folded from.
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)
 
 
 class RunHead:
-    """The state of a run as a whole. `RunHistory` contains one. The facts of `HEAD_KINDS` are enough for most of it.
+    """The state of a run as a whole. The facts of `HEAD_KINDS` are enough for most of it.
 
     Attributes:
-        run_id: The run's id; empty if no fact was applied.
+        run_id: Empty if no fact was applied.
         header: The record's first fact; an empty one if the run recorded none.
-        end: The end of the run; None if it has not ended, or was resumed after its end.
+        end: None if the run has not ended, or was resumed after its end.
         interruption: Why the run stopped without an end; None if it did not, or was resumed since.
         beginnings: How often the run was resumed.
         reported_until: When the run last ended and reported all its tasks, Unix time, s; 0 if it never did. A run that
             waits for reviews has not reported the tasks that wait (S-INT-36).
         last_at: When the run ended, or when the last fact was recorded, Unix time, s.
-        tags: Tags by name: the tags of the team, updated by the tags that the caller passed when the run started or was
-            last resumed.
+        tags: Tags of the team, updated by the tags of the last start or resumption.
         lost: Lost parts of the record that a user accepted.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        """Apply the facts, in order."""
         self.run_id = ""
         self.header = PlanRecorded()
         self.end: RunEnded | None = None
@@ -62,7 +58,6 @@ class RunHead:
             self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        """Apply the next fact."""
         if not self.run_id:
             self.run_id, self._recorded_at = fact.run, fact.at
         self.last_at = max(self.last_at, fact.at)
@@ -102,12 +97,10 @@ class RunHead:
 
     @property
     def exit_reason(self) -> ExitReason:
-        """Why the run ended."""
         return ExitReason.COMPLETED if self.end is None else self.end.reason
 
     @property
     def capture_mode(self) -> CaptureMode:
-        """The capture mode of the run."""
         mode = self.header.capture_mode
         return CaptureMode(mode) if mode in set(CaptureMode) else CaptureMode.OFF
 
@@ -132,17 +125,14 @@ class RunHead:
 
     @property
     def source(self) -> Origin:
-        """Where the definition was loaded from, and the values that override it."""
         return origin_in(self.header)
 
     @property
     def forked_from(self) -> RecordedFork | None:
-        """The run that this one was forked from, or None."""
         return self.header.forked_from
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether tasks are made during the run."""
         return self.header.is_dynamic
 
 
@@ -158,26 +148,13 @@ def name_in(header: PlanRecorded) -> str:
 
 
 async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
-    """Return the head of a recorded run; a head without facts if the run does not exist.
-
-    Args:
-        store: The store of the run.
-        run_id: The run's id.
-        is_partial: Whether to accept a record that has lost facts.
-
-    Raises:
-        RecordError: the record is damaged, or of a newer format.
-    """
+    """Return the head of a recorded run; a head without facts if the run does not exist."""
     return RunHead(await head_facts(store, run_id, is_partial=is_partial))
 
 
 @contextlib.contextmanager
 def locate_errors(location: str) -> Generator[None]:
-    """Add the location in the record to a `RecordError` raised inside.
-
-    Raises:
-        RecordError: The error raised inside, with `location` if it had no path.
-    """
+    """Add the location in the record to a `RecordError` raised inside."""
     try:
         yield
     except RecordError as error:
@@ -187,9 +164,4 @@ def locate_errors(location: str) -> Generator[None]:
 
 
 async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-    """Return the facts of a run that its head is folded from.
-
-    Raises:
-        RecordError: the record is damaged, or of a newer format.
-    """
     return [fact async for page in store.read(run_id, kinds=HEAD_KINDS, is_partial=is_partial) for fact in page]

@@ -33,6 +33,8 @@ _BODY = "$body"
 _PIECES = "$pieces"
 #: Part of the JSON text of every fact that refers to a body.
 BODY_MARK = f'"{_BODY}"'
+#: A reference to a body in JSON text. Users' keys of this form have an additional `$`.
+REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
 #: Users' own keys of this form; writing adds one `$`.
 _ESCAPED = re.compile(r"\$+(?:body|pieces)")
 
@@ -41,17 +43,14 @@ _LONG = re.compile(rb'"[^"]{%d}' % (BODY_LIMIT + 1))
 
 #: Stores a long text and returns its hash.
 Keep = Callable[[str], str]
-#: Returns the text of a hash.
 Resolve = Callable[[str], str]
 
 
 def body_digest(text: str) -> str:
-    """Return the SHA-256 of a text in hex: the name of a body."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def plain_data(data: Mapping[str, object]) -> dict[str, object]:
-    """Convert data to its JSON form."""
     return cast("dict[str, object]", json.loads(_as_text(data)))
 
 
@@ -69,7 +68,11 @@ def text_of(data: Mapping[str, object], keep: Keep) -> str:
     """Return a fact's data as JSON text; `keep` receives the long texts."""
     text = _as_text(data)
     if _may_need_lifting(text):
-        text = _as_text(_lift(_parse(text), keep))
+        try:
+            parsed: object = from_json(text)
+        except ValueError:  # halves of surrogate pairs and very deep data are beyond the fast parser
+            parsed = json.loads(text)
+        text = _as_text(_lift(parsed, keep))
     return text.decode()
 
 
@@ -82,15 +85,10 @@ def _may_need_lifting(text: bytes) -> bool:
 
 
 def data_of(text: str, resolve: Resolve) -> dict[str, object]:
-    """Parse the data of a fact from its JSON text.
-
-    Raises:
-        ValueError: the text is no data of a fact.
-    """
+    """Parse the data of a fact from its JSON text; a `ValueError` means that it is no data of a fact."""
     read: object = json.loads(text)
     if not isinstance(read, dict):
-        msg = "the data of a fact is an object"
-        raise ValueError(msg)  # noqa: TRY004  the text is wrong, not a type of ours
+        raise ValueError("the data of a fact is an object")  # noqa: TRY004  the text is wrong, not a type of ours
     return {key: _lower(value, resolve) for key, value in cast("dict[str, object]", read).items()}
 
 
@@ -125,40 +123,26 @@ def _as_text(data: object) -> bytes:
         return json.dumps(jsonable(data)).encode()
 
 
-def _parse(text: bytes) -> object:
-    try:
-        return from_json(text)
-    except ValueError:  # halves of surrogate pairs and very deep data are beyond the fast parser
-        return json.loads(text)
-
-
 def _lift(value: object, keep: Keep) -> object:
-    """Replace long texts in JSON data by references."""
     if isinstance(value, str):
-        return _lifted_text(value, keep) if len(value) > BODY_LIMIT else value
+        if len(value) <= BODY_LIMIT:
+            return value
+        if len(value) <= WHOLE_LIMIT:
+            return {_BODY: keep(value)}
+        return {_PIECES: [{_BODY: keep(value[start : start + _PIECE])} for start in range(0, len(value), _PIECE)]}
     if isinstance(value, dict):
-        return _lifted_mapping(cast("dict[str, object]", value), keep)
+        mapping = cast("dict[str, object]", value)
+        if len(mapping) == 1:
+            ((key, only),) = mapping.items()
+            if _ESCAPED.fullmatch(key):
+                return {f"${key}": _lift(only, keep)}
+        return {key: _lift(each, keep) for key, each in mapping.items()}
     if isinstance(value, list):
         return [_lift(each, keep) for each in cast("list[object]", value)]
     return value
 
 
-def _lifted_text(text: str, keep: Keep) -> dict[str, object]:
-    if len(text) <= WHOLE_LIMIT:
-        return {_BODY: keep(text)}
-    return {_PIECES: [{_BODY: keep(text[start : start + _PIECE])} for start in range(0, len(text), _PIECE)]}
-
-
-def _lifted_mapping(value: dict[str, object], keep: Keep) -> dict[str, object]:
-    if len(value) == 1:
-        (key,) = value
-        if _ESCAPED.fullmatch(key):
-            return {f"${key}": _lift(value[key], keep)}
-    return {key: _lift(each, keep) for key, each in value.items()}
-
-
 def _lower(value: object, resolve: Resolve) -> object:
-    """Replace references in JSON data by their texts."""
     if isinstance(value, dict):
         mapping = cast("dict[str, object]", value)
         if len(mapping) == 1:
@@ -196,20 +180,12 @@ class EpochFence:
             self._newest[instance] = epoch
 
     def admit(self, facts: Sequence[Fact], epoch: int) -> None:
-        """Admit all of these facts, or raise.
-
-        Raises:
-            StaleEpochError: a newer epoch of the run or of an instance is known.
-        """
+        """Admit all of these facts, or raise a `StaleEpochError`."""
         if epoch or self._newest:  # skipped on the hot path, without repeated dispatches
             self.admit_instances({fact.fence for fact in facts}, epoch)
 
     def admit_instances(self, instances: Collection[str], epoch: int) -> None:
-        """Admit facts of all of these instances, or raise.
-
-        Raises:
-            StaleEpochError: a newer epoch of the run or of an instance is known.
-        """
+        """Admit facts of all of these instances, or raise a `StaleEpochError`."""
         of_run = self._newest.get(RUN, 0)
         for instance in instances:
             newest = max(of_run, self._newest.get(instance, 0))
@@ -224,7 +200,6 @@ class MemoryJournal:
     """One run's facts in memory, lost with the process. See `ensemble_ray.ports.Journal`."""
 
     def __init__(self, run_id: str, known: Sequence[Fact] = ()) -> None:
-        """Start with existing facts."""
         self.run_id = run_id
         self._facts: list[tuple[Fact, int]] = []
         self._fence = EpochFence(run_id)
@@ -235,8 +210,7 @@ class MemoryJournal:
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:  # noqa: ARG002  memory is as safe as it gets
         if self._is_closed:
-            msg = f"The journal of run '{self.run_id}' is closed"
-            raise IllegalStateError(msg)
+            raise IllegalStateError(f"The journal of run '{self.run_id}' is closed")
         self._fence.admit(facts, epoch)
         self._facts += [(fact, epoch) for fact in facts]
 
@@ -255,7 +229,6 @@ class MemoryJournal:
         """Return immediately: there is no pending write."""
 
     async def close(self) -> None:
-        """Accept no more facts. Recorded facts stay readable."""
         self._is_closed = True
 
 

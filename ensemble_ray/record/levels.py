@@ -8,20 +8,18 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
+from ensemble_ray.values.metrics import TaskMetrics
+from ensemble_ray.values.trace import ExecutionTrace, MapReduceLevelSummary, TaskTrace, ToolCallTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskFailure
     from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.values.metrics import TaskMetrics
     from ensemble_ray.values.task_output import TaskOutput
-    from ensemble_ray.values.trace import ExecutionTrace, ToolCallTrace
 
 _T = TypeVar("_T")
 
 
 def place_trace(trace: TaskTrace, node_type: str | None, level: int | None) -> TaskTrace:
-    """Return the trace of a task with its position in the tree."""
     return trace.model_copy(update={"node_type": node_type, "map_reduce_level": level})
 
 
@@ -85,7 +83,6 @@ class LevelTally:
     level: int
     #: `map`, `reduce`, `final-reduce` or `direct`
     node_type: str
-    #: tasks known so far
     total: int = 0
     done: int = 0
     failed: int = 0
@@ -95,7 +92,6 @@ class LevelTally:
     output_tokens: int = 0
     #: tool calls with an unknown outcome (S-DUR-26)
     unknown: int = 0
-    #: answers that were cut off or empty
     incomplete: int = 0
     #: tasks with an unknown number of tokens, since the provider did not count them
     uncounted: int = 0
@@ -103,7 +99,6 @@ class LevelTally:
     ended_at: datetime | None = None
 
     def add(self, metrics: TaskMetrics, started_at: datetime, ended_at: datetime) -> None:
-        """Add the metrics of a task, and when it started and ended."""
         self.model_calls += metrics.llm_call_count
         self.tool_calls += metrics.tool_call_count
         self.input_tokens += max(metrics.input_tokens, 0)
@@ -115,19 +110,13 @@ class LevelTally:
 
     @property
     def duration(self) -> timedelta:
-        """From the first start to the last end (S-MR-116)."""
         if self.started_at is None or self.ended_at is None:
             return timedelta()
         return self.ended_at - self.started_at
 
 
 def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) -> list[LevelTally]:
-    """Return the levels of a trace from the levels of its tasks.
-
-    Args:
-        trace: The trace of a map-reduce.
-        failed: Roles and descriptions of its failed tasks.
-    """
+    """Return the levels of a trace; `failed` are the roles and descriptions of its failed tasks."""
     found: dict[int, LevelTally] = {}
     for task in trace.task_traces:
         level = task.map_reduce_level
@@ -144,12 +133,10 @@ def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) ->
 
 
 def unknown_calls(task: TaskTrace) -> list[ToolCallTrace]:
-    """Return the tool calls of a task with an unknown outcome (S-DUR-26)."""
     return [call for model in task.llm_interactions for call in model.tool_calls if call.outcome == "unknown"]
 
 
 def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
-    """Return levels as JSON data."""
     return [
         {
             "level": tally.level,

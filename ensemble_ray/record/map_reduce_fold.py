@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, cast, overload
+from typing import cast, overload
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.travel import is_refusal_data
@@ -33,16 +33,12 @@ from ensemble_ray.facts.runs import (
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
+from ensemble_ray.record.stores import RunStore
 from ensemble_ray.schedule.instructions import ReduceGroup
 from ensemble_ray.schedule.stimuli import Evaluated, decode_stimulus
 from ensemble_ray.values.ids import effect_name, instance_of, is_inside_unit, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore
-
-
-#: Bytes of an item's hash.
 _DIGEST = DIGEST_DIGITS // 2
 #: Stored in place of a hash if the item is not compared.
 _NOT_COMPARED = bytes(_DIGEST)
@@ -75,7 +71,6 @@ class Codes:
         return self._near.count(code) + sum(each == code for each in self._far.values())
 
     def places(self, code: int) -> Iterator[int]:
-        """Return the numbers that have a code."""
         place = self._near.find(code)
         while place >= 0:
             yield place
@@ -84,11 +79,7 @@ class Codes:
 
 
 class RecordedItems:
-    """The hashes of the items that a run pulled, in the order in which it pulled them.
-
-    Attributes:
-        are_all: Whether its source was exhausted.
-    """
+    """The hashes of the items that a run pulled, in the order in which it pulled them."""
 
     def __init__(self) -> None:
         self.are_all = False
@@ -101,7 +92,6 @@ class RecordedItems:
 
     @property
     def count(self) -> int:
-        """Number of items."""
         return len(self._digests) // _DIGEST
 
     def index(self, number: int) -> int:
@@ -120,7 +110,6 @@ class RecordedItems:
         return self._by_index[bisect_left(self._by_index, index, key=indices.__getitem__)]
 
     def digest(self, index: int) -> str | None:
-        """Return the `item_digest` of the item of an index; None if it was not pulled."""
         number = self.number(index)
         if number is None:
             return None
@@ -128,11 +117,6 @@ class RecordedItems:
         return "" if value == _NOT_COMPARED else value.hex()
 
     def apply(self, pulled: ItemsRecorded) -> None:
-        """Apply the next items.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
         for index, digest in zip(pulled.places(), pulled.digests, strict=True):
             self._apply_item(index, digest)
         self.are_all = self.are_all or pulled.are_all
@@ -167,27 +151,18 @@ class RecordedGroups(Sequence[ReduceGroup]):
         #: by group: level, number, and the start of its inputs; by input: level and number
         self._levels, self._numbers, self._begins = array("q"), array("q"), array("q", [0])
         self._input_levels, self._input_numbers = array("q"), array("q")
-        #: position of the final reduce
         self._final: int | None = None
-        #: by level: the recorded numbers
         self._recorded: dict[int, Codes] = {}
 
     @property
     def counts(self) -> Mapping[int, int]:
-        """Number of groups by level."""
         return {level: recorded.count(1) for level, recorded in self._recorded.items()}
 
     @property
     def final(self) -> ReduceGroup | None:
-        """The final reduce, if it is recorded."""
         return None if self._final is None else self[self._final]
 
     def apply(self, group: GroupRecorded) -> None:
-        """Add the next group, unless it is recorded already.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
         inputs = [position_of(key) for key in group.inputs]
         level, number = group.level, group.number
         if level < 1 or number < 0 or not inputs:
@@ -236,7 +211,6 @@ class RecordedGroups(Sequence[ReduceGroup]):
         return level, number
 
 
-#: Kinds of facts that the fold reads.
 MAP_REDUCE_KINDS = (
     *HEAD_KINDS,
     *kinds_of(
@@ -259,8 +233,6 @@ _End = OutputRecorded | FailureRecorded | ExitRecorded | ItemOutputRecorded
 
 
 class RecordedOutcome(IntEnum):
-    """Recorded outcome of a map, a reduce or a direct task."""
-
     #: no outcome, or the work must be repeated
     UNKNOWN = 0
     COMPLETED = 1
@@ -273,12 +245,8 @@ class MapReduceResumeReader:
     """The recorded state of a dynamic run. *Work* is a map, a reduce or the direct task, named by its key.
 
     Attributes:
-        head: How it began and its state.
-        items: The items that it pulled from its source.
-        groups: The groups that it formed, in order.
         exits: By key: the reason for which work ended the run early.
-        input_tokens: Input tokens of all its recorded model calls that the provider counted.
-        output_tokens: Output tokens of these calls.
+        input_tokens, output_tokens: Tokens of all its recorded model calls that the provider counted.
         uncounted_calls: Model calls with tokens that the provider did not count.
         verdicts: By instance of an item that has not ended: the answers of its loop's predicate (S-MR-193).
         answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
@@ -295,8 +263,7 @@ class MapReduceResumeReader:
 
         Args:
             keep: Receives each recorded output when its fact is applied.
-            keep_failure: Receives each recorded failure. The work may be repeated later; `outcome` decides which
-                failures count in the end.
+            keep_failure: Receives each recorded failure; `outcome` decides in the end which of them count.
             keep_inner: Receives the recorded ends of tasks inside an item of several tasks, with the item's key.
             keep_item: Receives the facts that name the output of such an item.
         """
@@ -310,7 +277,6 @@ class MapReduceResumeReader:
         self._keep_failure = keep_failure
         self._keep_inner = keep_inner
         self._keep_item = keep_item
-        #: recorded directives of users
         self.directives: list[DirectiveFact] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
         #: outcomes by level and number, and of work without these in its key
@@ -322,21 +288,16 @@ class MapReduceResumeReader:
         self._occurrences: dict[str, int] = {}
 
     def apply(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts.
-
-        Raises:
-            RecordError: One of the facts is damaged.
-        """
         facts = tuple(facts)
         self.directives += (fact.data for fact in facts if isinstance(fact.data, DirectiveFact))
         for fact in facts:
             match fact.data:
-                case ModelAnswered() as answer:
-                    self._count(answer)
-                    if is_making_agent(fact):
-                        self.answers.setdefault(fact.name, []).append(cast("Fact[ModelAnswered]", fact))
+                case ModelAnswered():
+                    self._apply_answer(cast("Fact[ModelAnswered]", fact))
                 case StimulusRecorded():
-                    self._apply_verdict(cast("Fact[StimulusRecorded]", fact))
+                    stimulus = decode_stimulus(cast("Fact[StimulusRecorded]", fact))
+                    if isinstance(stimulus, Evaluated):
+                        self.verdicts.setdefault(fact.name, []).append(stimulus)
                 case OutputRecorded() | FailureRecorded() | ExitRecorded() | ItemOutputRecorded() as end:
                     self._apply_end(fact, end)
                 case ItemsRecorded() as pulled:
@@ -345,7 +306,7 @@ class MapReduceResumeReader:
                     self.groups.apply(group)
                 case RunResumed(is_restart=is_restart):
                     if not is_restart:
-                        self._forgive()
+                        self.drop_failures()
                     self.head.apply(fact)
                 case _:
                     self.head.apply(fact)
@@ -370,14 +331,10 @@ class MapReduceResumeReader:
         """Return the execution that counts: the recorded one that ended, or else the current or next one."""
         return instance_of(key, occurrence=self._occurrences.get(key, 0))
 
-    def drop_failures(self) -> None:
-        """Drop the failures that ended the run, as a recorded `resume` does."""
-        self._forgive()
-
     # Folding.
 
-    def _forgive(self) -> None:
-        """Repeat, as another execution, the work that failed the run (S-MR-163, S-MR-155)."""
+    def drop_failures(self) -> None:
+        """Repeat, as another execution, the work that failed the run, as a `resume` does (S-MR-163, S-MR-155)."""
         for key in self._refused:
             self._set(key, RecordedOutcome.UNKNOWN)
             self._repeat(key)
@@ -399,10 +356,13 @@ class MapReduceResumeReader:
     def _repeat(self, key: str) -> None:
         self._occurrences[key] = self._occurrences.get(key, 0) + 1
 
-    def _apply_verdict(self, fact: Fact[StimulusRecorded]) -> None:
-        stimulus = decode_stimulus(fact)
-        if isinstance(stimulus, Evaluated):
-            self.verdicts.setdefault(fact.name, []).append(stimulus)
+    def _apply_answer(self, fact: Fact[ModelAnswered]) -> None:
+        sent, received = int(fact.data.input_tokens), int(fact.data.output_tokens)
+        self.input_tokens += max(sent, 0)
+        self.output_tokens += max(received, 0)
+        self.uncounted_calls += sent < 0 or received < 0
+        if is_making_agent(fact):
+            self.answers.setdefault(fact.name, []).append(fact)
 
     def _apply_inner(self, fact: Fact) -> None:
         """Apply the end of a task inside an item of several tasks; work that it delegated belongs to it."""
@@ -414,7 +374,6 @@ class MapReduceResumeReader:
             self._keep_inner(item, cast("Fact[OutputRecorded] | Fact[FailureRecorded]", fact))
 
     def _apply_end(self, fact: Fact, end: _End) -> None:
-        """Apply an end of work."""
         key, _, occurrence = fact.name.rpartition("#")
         if "/" in fact.name:
             self._apply_inner(fact)
@@ -458,12 +417,6 @@ class MapReduceResumeReader:
         elif key in {FINAL, DIRECT}:
             self._named[key] = outcome
 
-    def _count(self, answer: ModelAnswered) -> None:
-        asked, answered = int(answer.input_tokens), int(answer.output_tokens)
-        self.input_tokens += max(asked, 0)
-        self.output_tokens += max(answered, 0)
-        self.uncounted_calls += asked < 0 or answered < 0
-
 
 def fails_on_item(header: PlanRecorded) -> bool:
     """Return whether the first failed map ends the run, from its first fact (S-MR-150)."""
@@ -490,11 +443,7 @@ def refusal_of(head: RunHead) -> str:
 async def read_map_reduce(
     store: RunStore, run_id: str, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None
 ) -> MapReduceResumeReader:
-    """Read the recorded state of a dynamic run page by page; see `MapReduceResumeReader`. Calls `keep` and `keep_failure`.
-
-    Raises:
-        RecordError: The record is damaged, has a newer format, or was removed in the meantime.
-    """
+    """Read the recorded state of a dynamic run page by page; see `MapReduceResumeReader`."""
     found = MapReduceResumeReader(keep, keep_failure)
     await read_pages(store, run_id, MAP_REDUCE_KINDS, found.apply)
     return found

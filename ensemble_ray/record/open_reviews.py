@@ -25,7 +25,6 @@ from ensemble_ray.facts.runs import (
 )
 from ensemble_ray.values.reviews import OpenReview
 
-#: Kinds of facts about gates.
 GATE_KINDS = kinds_of(ReviewRequested, ReviewDecided)
 #: Kinds of facts that close gates when the task or call of the gate ends.
 END_KINDS = kinds_of(OutputRecorded, FailureRecorded, ExitRecorded, ItemOutputRecorded, ToolReturned)
@@ -37,35 +36,27 @@ _IN_CALL = "-review-"
 class Obstacle(StrEnum):
     """Why a gate does not accept decisions."""
 
-    #: it has a decision
     DECIDED = "decided"
-    #: its task or call has ended
     CLOSED = "closed"
     #: the process that owns the run calls its own handler
     ATTACHED = "attached"
-    #: its timeout has passed
     EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One gate of a run."""
-
     #: the request, as it was last recorded
     asked: Fact[ReviewRequested]
-    #: the decision that counts, or None
     decided: Fact[ReviewDecided] | None = None
     #: whether it is closed without a decision
     is_closed: bool = False
 
     @property
     def gate_id(self) -> str:
-        """The id of the review."""
         return self.asked.data.review_id
 
     @property
     def is_open(self) -> bool:
-        """Whether the gate waits for a decision."""
         return self.decided is None and not self.is_closed
 
     @property
@@ -75,18 +66,11 @@ class Gate:
         return None if timeout_s is None else self.asked.at + timeout_s
 
     def review(self) -> OpenReview:
-        """Return the gate as an entry of a list."""
         return self.asked.data.open_since(self.asked.run, self.asked.at)
 
 
 def obstacle_at(gate: Gate, *, at: float, is_owned: bool) -> Obstacle | None:
-    """Return why a gate does not accept a decision, or None if it does.
-
-    Args:
-        gate: The gate.
-        at: The current time, Unix time, s.
-        is_owned: Whether a process owns the run.
-    """
+    """Return why a gate does not accept a decision at a time (Unix time, s), or None if it does."""
     if gate.decided is not None:
         return Obstacle.DECIDED
     if gate.is_closed:
@@ -128,11 +112,7 @@ def fold_gates(facts: Iterable[Fact]) -> Sequence[Gate]:
         elif fact.kind in END_KINDS:
             ended.add(fact.name)
     return [
-        Gate(
-            asked=gate,
-            decided=decided.get(name),
-            is_closed=any(end in ended for _, end in ends_of(name)),
-        )
+        Gate(asked=gate, decided=decided.get(name), is_closed=any(end in ended for _, end in ends_of(name)))
         for name, gate in asked.items()
     ]
 

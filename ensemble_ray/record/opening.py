@@ -15,11 +15,7 @@ from ensemble_ray.values.trace import CaptureMode
 
 
 def store_at(address: StoreAddress) -> RunStore:
-    """Return the store of an address.
-
-    Raises:
-        ValidationError: no store supports that URL, or its extra is not installed.
-    """
+    """Return the store of an address."""
     if not address.url:
         from ensemble_ray.record.sqlite.store import SqliteStore
 
@@ -48,12 +44,9 @@ def effective_capture_mode(
     """Return the capture mode of a run: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
 
     Args:
-        explicit: The ensemble's choice. None: use the environment. `off` ignores the environment.
+        explicit: The ensemble's choice; `off` ignores the environment.
         environ: The calling process's environment (S-CAP-5); None: this process's.
         inform: Called with the line that names a mode other than off (S-CAP-18).
-
-    Raises:
-        ValidationError: the choice is no capture mode.
     """
     said = (os.environ if environ is None else environ).get(CAPTURE_MODE_VARIABLE, "").strip().lower()
     source, value = (CAPTURE_MODE_VARIABLE, said or "off") if explicit is None else ("capture_mode", explicit)

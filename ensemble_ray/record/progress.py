@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class RunProgress(NamedTuple):
-    """The progress of a run."""
-
     #: tasks with an output; a task that is repeated by a loop, a phase or a graph counts once
     done: int
     #: tasks known so far: all tasks of a plan, or the tasks that a dynamic run has made until now
@@ -27,11 +25,6 @@ class RunProgress(NamedTuple):
 
 
 async def tasks_done(store: RunStore, run_id: str) -> RunProgress:
-    """Return the progress of a run.
-
-    Raises:
-        RecordError: The record is damaged or has a newer format.
-    """
     total, is_dynamic = await _count_known(store, run_id)
     executions = items = 0
     keys: set[str] = set()

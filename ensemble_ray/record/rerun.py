@@ -20,7 +20,6 @@ from ensemble_ray.record.trace import output_of
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.task_output import OutputType
 
-#: Most differences in one message.
 _NAMED = 20
 
 
@@ -40,13 +39,10 @@ def recorded_output(
         state: The run's state in the store.
         facts: The run's facts.
         header: The first fact that this run would record; None: the caller has compared it.
-        output_types: See `fold_output`.
-        object_ids: See `fold_output`.
+        output_types, object_ids: See `fold_output`.
 
     Raises:
-        RunExistsError: a run of that id is running.
-        ValidationError: the record has no answer: interrupted, cancelled, failed, or another definition.
-        RecordError: the record is damaged.
+        RunExistsError, ValidationError: see `is_answered`.
     """
     facts = list(facts)
     history = RunHistory(facts, has_details=True)
@@ -81,8 +77,7 @@ def is_answered(
         ValidationError: the record has no answer: interrupted, cancelled, failed, or another definition.
     """
     if state.is_active:
-        msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
-        raise RunExistsError(msg)
+        raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
     if recorded.is_empty:
         return False  # it never began
     if recorded_state is not RunState.INTERRUPTED:
@@ -109,17 +104,7 @@ def is_answered(
 
 
 def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, doing: Literal["run", "resume"]) -> None:
-    """Refuse a definition that differs from the recorded one (S-DUR-36, S-SET-39).
-
-    Args:
-        run_id: The run's id.
-        recorded: The run's first fact.
-        current: The first fact that the current definition would record.
-        doing: The refused action: returning the recorded output, or resuming the run.
-
-    Raises:
-        ValidationError: the definitions differ; the message lists the differences by path.
-    """
+    """Refuse a definition that is not the recorded one, and list the differences (S-DUR-36, S-SET-39)."""
     found = what_differs(recorded, current)
     if not found:
         return

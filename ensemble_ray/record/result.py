@@ -1,7 +1,9 @@
 """Make the output or the error of any run from the results of its tasks and its end. Pure.
 
-Every error has the run id and the trace up to the failure (S-SET-26). Outputs and traces are passed on as sequences and
-not read here, since a run may have a million of them.
+A failed run raises the error of its first failure, with the run id and the trace up to it (S-SET-26). A cap or a
+missing edge has its own error. An error of the user's predicate is raised unchanged; in a parallel workflow it is a
+cause (S-LOOP-53). A failed phase raises a `TaskExecutionError` (S-PHASE-53). Outputs and traces are passed on as
+sequences and not read here, since a run may have a million of them.
 """
 
 from __future__ import annotations
@@ -10,16 +12,29 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import ConstraintViolationError, EnsembleError, TaskExecutionError, message_of
-from ensemble_ray.errors.texts import own_line, task_failure
-from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.errors import (
+    ConstraintViolationError,
+    EnsembleError,
+    GraphNoEdgeMatchedError,
+    MaxGraphStepsExceededError,
+    MaxLoopIterationsExceededError,
+    ParallelExecutionError,
+    TaskExecutionError,
+    ValidationError,
+    message_of,
+)
+from ensemble_ray.errors.texts import own_line, reason_of, task_failure, tasks_failure
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, EdgeEntry, GraphUnit, LoopUnit, Node, PhaseUnit, Plan
 from ensemble_ray.record.levels import level_summaries
-from ensemble_ray.record.units import unit_results
+from ensemble_ray.record.units import EndedUnits, graph_trace, key_of_path, loop_traces, phase_traces, unit_outputs
+from ensemble_ray.schedule.hierarchy import violations_of
+from ensemble_ray.schedule.instructions import UnitFailure
+from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.metrics import ExecutionMetrics, metrics_by_key
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, RunState
+from ensemble_ray.values.reviews import OpenReview
 from ensemble_ray.values.task_output import TaskOutput, UnitOutputs
 from ensemble_ray.values.trace import (
     AgentSummary,
@@ -29,15 +44,11 @@ from ensemble_ray.values.trace import (
     GraphTrace,
     LoopTrace,
     MapReduceLevelSummary,
+    PhaseStatus,
     PhaseTrace,
     TaskTrace,
 )
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.record.units import EndedUnits
-    from ensemble_ray.values.reviews import OpenReview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +57,6 @@ class RunResultHead:
 
     run_id: str
     workflow: str
-    #: name of the team; empty if it has none
     name: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     capture_mode: CaptureMode = CaptureMode.OFF
@@ -57,9 +67,7 @@ class RunResultHead:
 class RunResults:
     """The results of the tasks so far."""
 
-    #: in the caller's order
     outputs: Sequence[TaskOutput] = ()
-    #: text of the last output; "" if there is none
     raw: str = ""
     #: of tasks with and without an output
     traces: Sequence[TaskTrace] = ()
@@ -74,7 +82,6 @@ class RunResults:
     names: Mapping[str, int] = field(default_factory=dict[str, int])
     #: items of a map without an output, if failures are collected (S-MR-150)
     failed_items: Sequence[FailedItem] = ()
-    #: histories of loops, phases and a graph
     units: UnitOutputs = field(default_factory=UnitOutputs)
     loop_traces: tuple[LoopTrace, ...] = ()
     phases: tuple[PhaseTrace, ...] = ()
@@ -83,16 +90,12 @@ class RunResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended."""
-
     state: RunState
     exit_reason: ExitReason
     started_at: datetime
     completed_at: datetime
     errors: Sequence[ErrorTrace] = ()
-    #: additional metadata of the trace
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
-    #: gates that a run waits for
     open_reviews: Sequence[OpenReview] = ()
 
 
@@ -107,13 +110,7 @@ def planned_results(
 ) -> RunResults:
     """Return the results of a plan's tasks, for a live run and for its record.
 
-    Args:
-        ended: The units of the run, and the outputs of its tasks.
-        traces: Traces of tasks by instance, in the order of the run's trace.
-        agents: The participants.
-        delegated: Outputs of a manager's workers.
-        worker_traces: Traces of these workers.
-        object_ids: Hidden ids of the tasks, by key.
+    Traces are in the order of the run's trace. `delegated` and `worker_traces` are of a manager's workers.
     """
     shown = ended.list_visible()
     outputs = (*delegated, *(output for _, output in shown))
@@ -132,7 +129,10 @@ def planned_results(
         levels=level_summaries(every),
         positions={object_ids[key]: place for key, place in names.items() if key in object_ids},
         names=names,
-        **unit_results(ended, traces),
+        units=unit_outputs(ended),
+        loop_traces=loop_traces(ended),
+        phases=phase_traces(ended, traces),
+        graph_trace=graph_trace(ended),
     )
 
 
@@ -150,7 +150,6 @@ def assemble(
 
 
 def make_trace(run: RunResultHead, results: RunResults, end: RunEnd) -> ExecutionTrace:
-    """Return the trace of a run so far."""
     state = {} if end.state is RunState.COMPLETED else {"state": end.state.value}
     return ExecutionTrace(
         capture_mode=run.capture_mode,
@@ -176,7 +175,6 @@ def make_trace(run: RunResultHead, results: RunResults, end: RunEnd) -> Executio
 
 
 def output_with(trace: ExecutionTrace, results: RunResults, *, exit_reason: ExitReason, run_id: str) -> EnsembleOutput:
-    """Return the output of a run with this trace."""
     return EnsembleOutput(
         raw=results.raw,
         task_outputs=results.outputs,
@@ -266,3 +264,179 @@ def task_label(node: Node) -> str:
     """Return the label of a task for users: its name, or else its description."""
     is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
     return node.key if is_named else node.description
+
+
+# The first failure of a run.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureSeen:
+    """A failed task of a run, or a unit that failed although no task in it did."""
+
+    at: float
+    error: BaseException
+    completed_before: int
+    node: Node | None = None
+    unit: str = ""
+
+    def as_trace(self) -> ErrorTrace:
+        role, description = ("", self.unit) if self.node is None else (self.node.agent_role, self.node.description)
+        return error_trace(self.error, at=self.at, agent_role=role, task_description=description)
+
+
+def failures_seen(
+    ended: EndedUnits, tasks: Sequence[FailureSeen], raised: Sequence[tuple[str, BaseException]] = ()
+) -> list[FailureSeen]:
+    """Return the failures of tasks and units in order; `raised` are errors of the user's predicates by unit."""
+    kept = dict(raised)
+    units = [
+        FailureSeen(
+            at=failure.at,
+            error=error_of_unit(ended, failure, kept.get(failure.unit)),
+            completed_before=failure.completed_before,
+            unit=failure.unit,
+        )
+        for failure in ended.failures
+    ]
+    return sorted([*tasks, *units], key=lambda failure: failure.at)
+
+
+def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException | None) -> BaseException:
+    """Return the error of a unit that failed although none of its tasks did."""
+    unit = ended.units[key_of_path(failure.unit)]
+    completed = tuple(ended.outputs.values())[: failure.completed_before]
+    match failure.reason, unit:
+        case "cap", LoopUnit():
+            return MaxLoopIterationsExceededError(unit.name, unit.max_iterations, completed)
+        case "cap", GraphUnit():
+            return MaxGraphStepsExceededError(unit.name, unit.max_steps, _step(ended, 0)[0], completed)
+        case "no_edge", GraphUnit():
+            state, raw = _step(ended, failure.step)
+            edges = [each for each in unit.edges if isinstance(each, EdgeEntry) and each.from_state == state]
+            shown = [f"→ {each.to_state} ({'predicate' if each.label is None else each.label})" for each in edges]
+            return GraphNoEdgeMatchedError(unit.name, state, raw, shown, completed)
+        case "rejected", PhaseUnit():
+            node = ended.nodes.get(unit.review or "")
+            text = f"Phase '{unit.name}' was rejected by review: {failure.message}"
+            return TaskExecutionError(text, node.description if node else "", node.agent_role if node else "")
+        case _:
+            if raised is not None or not failure.error_type:
+                return raised or RuntimeError(failure.message)
+            # The error that user code raised before a crash, as far as it is recorded (S-DUR-39).
+            return error_from({"type": failure.error_type, "text": failure.message, "args": [failure.message]})
+
+
+def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
+    """Return the state and the text of a step of the graph; of its last step if `number` is 0."""
+    found = ended.graph()
+    steps = {step.number: step for step in found[1].steps} if found is not None else {}
+    step = steps.get(number or max(steps, default=0))
+    if step is None:
+        return "", ""
+    shown = ended.shown_of(step.instance)
+    return step.state, shown[-1].output.raw if shown else ""
+
+
+def failure_of(
+    ended: EndedUnits, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput] = ()
+) -> BaseException:
+    """Return the error that a failed run raises.
+
+    The failures are empty if a manager did not meet its constraints; `delegated` are outputs of its workers.
+    """
+    if ended.plan.hierarchy is not None:
+        return _failure_of_manager(ended.plan, failures, tuple(delegated))
+    if any(isinstance(unit, PhaseUnit) for unit in ended.plan.units):
+        return _failure_of_phases(ended, failures)
+    if ended.plan.workflow == "parallel" and ended.plan.error_strategy == "continue_on_error":
+        completed = tuple(each.output for each in ended.shown_of_completed())
+        inside = {key for unit in ended.plan.units if isinstance(unit, LoopUnit) for key in unit.body}
+        members = [*(key for key in ended.nodes if key not in inside), *ended.units]
+        return _parallel_error(ended, failures, len(members), completed)
+    first = failures[0]
+    error = _task_error(ended, first) if first.node is not None else first.error
+    is_ours = isinstance(error, TaskExecutionError | MaxLoopIterationsExceededError | ValidationError)
+    if ended.plan.workflow != "parallel" or is_ours:
+        return error
+    wrapped = TaskExecutionError(f"Loop '{_name(ended, first)}' failed: {reason_of(error)}")
+    wrapped.completed_task_outputs = tuple(ended.outputs.values())[: first.completed_before]
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _failure_of_manager(plan: Plan, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput]) -> BaseException:
+    """Return the error of a manager that failed, or else of a missing required worker (S-HIER-50, S-HIER-60)."""
+    if not failures:
+        roles = {output.agent_role for output in delegated}
+        return ConstraintViolationError(
+            () if plan.hierarchy is None else violations_of(plan.hierarchy, roles), delegated
+        )
+    error = failures[0].error
+    return error if isinstance(error, ValidationError) else manager_failure(error, plan.nodes[0].description, delegated)
+
+
+def manager_failure(
+    error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
+) -> TaskExecutionError:
+    """Return the error of a run after its manager failed with `error` (S-HIER-60)."""
+    text = f"Hierarchical workflow manager failed: {reason_of(error)}"
+    wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _parallel_error(
+    ended: EndedUnits, failures: Sequence[FailureSeen], total: int, completed: Sequence[TaskOutput]
+) -> ParallelExecutionError:
+    labels = (_name(ended, each) if each.node is None else task_label(each.node) for each in failures)
+    causes = failures_by_label(zip(labels, (each.error for each in failures), strict=True))
+    return ParallelExecutionError(tasks_failure(len(causes), total, causes), completed, causes)
+
+
+def _name(ended: EndedUnits, failure: FailureSeen) -> str:
+    return ended.units[key_of_path(failure.unit)].name
+
+
+def _task_error(ended: EndedUnits, failure: FailureSeen) -> BaseException:
+    node = failure.node
+    if node is None or isinstance(failure.error, ValidationError):
+        return failure.error
+    completed = tuple(ended.outputs.values())[: failure.completed_before]
+    label, description = task_label(node), node.description
+    return task_error(failure.error, completed, label=label, task_description=description, agent_role=node.agent_role)
+
+
+def _failure_of_phases(ended: EndedUnits, failures: Sequence[FailureSeen]) -> TaskExecutionError:
+    phases = list(ended.phases())
+    failed = next(((unit, result) for unit, result in phases if result.status == "failed"), None)
+    unit = None if failed is None else failed[0]
+    # The rerun of an earlier phase fails the phase that requested it (S-PHASE-92).
+    own = [each for each in failures if unit is None or _is_of(ended, unit, each)] or list(failures)
+    is_collecting = ended.plan.error_strategy == "continue_on_error"
+    error: BaseException
+    if unit is not None and unit.workflow == "parallel" and is_collecting and own[0].unit != unit.key:
+        error = _parallel_error(ended, own, len(unit.members), ())
+    else:
+        error = _task_error(ended, own[0])
+    if not isinstance(error, TaskExecutionError):
+        wrapped = TaskExecutionError(f"Phase failed: {message_of(error)}")
+        wrapped.__cause__, error = error, wrapped
+    done = [
+        each.output for _, result in phases if result.status == "completed" for each in ended.shown_of_phase(result)
+    ]
+    if failed is not None:
+        done += [each.output for each in ended.shown_of_phase(failed[1])]
+    error.completed_task_outputs = tuple(done)
+    found = {unit.key: PhaseStatus(result.status) for unit, result in phases}
+    declared = [
+        unit for unit in ended.plan.units if isinstance(unit, PhaseUnit)
+    ]  # phases without a result were skipped
+    error.phase_statuses = {unit.name: found.get(unit.key, PhaseStatus.SKIPPED) for unit in declared}
+    return error
+
+
+def _is_of(ended: EndedUnits, unit: PhaseUnit, failure: FailureSeen) -> bool:
+    if failure.node is None:
+        return failure.unit == unit.key or failure.unit.startswith(f"{unit.key}#")
+    loops = [each for key in unit.members if isinstance(each := ended.units.get(key), LoopUnit)]
+    return failure.node.key in {*unit.members, *(key for loop in loops for key in loop.body), unit.review or ""}

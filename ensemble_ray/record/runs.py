@@ -23,8 +23,8 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import FORMAT
 from ensemble_ray.record.sqlite.file import cannot_write
 from ensemble_ray.record.sqlite.losses import COUNT, RECORD, make_deleted_error
-from ensemble_ray.record.sqlite.reading import last_of_run, last_seq, read_all, read_page
-from ensemble_ray.record.stores import PAGE, Ownership, RecordedRun, RunStore, StoreAddress
+from ensemble_ray.record.sqlite.reading import last_of_run, read_all
+from ensemble_ray.record.stores import Ownership, RecordedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now, utc_of
 
@@ -46,14 +46,7 @@ def describe_conflict(run_id: str, state: RunState) -> str:
 def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str]], location: str) -> str:
     """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
 
-    Args:
-        text: The user's text.
-        known: All ids.
-        newest: Returns the ids, newest first; called only if the order matters.
-        location: The place of the runs, for messages.
-
-    Raises:
-        ValidationError: no run matches, or several do; the message names the nearest.
+    `newest` returns the ids, newest first; it is called only if the order matters. The error names the nearest ids.
     """
     if text in known:
         return text
@@ -80,45 +73,27 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def runs_directory(home: Path) -> Path:
-    """Return the directory of a home's runs."""
     return home / "runs"
 
 
 def check_run_id(run_id: str) -> None:
-    """Refuse an id that cannot name a directory.
-
-    Raises:
-        ValidationError: it contains other characters, starts with a dot or a dash, or is too long.
-    """
+    """Refuse an id that cannot name a directory."""
     if not _RUN_ID.fullmatch(run_id):
-        msg = (
+        raise ValidationError(
             f"Run id '{run_id}' cannot name a record: "
             "use up to 128 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"
         )
-        raise ValidationError(msg)
 
 
 class RunDirectory:
-    """The directory of one run."""
-
     def __init__(self, home: Path, run_id: str) -> None:
-        """Set the path, without creating the directory.
-
-        Raises:
-            ValidationError: the id cannot name a directory.
-        """
         check_run_id(run_id)
         self.run_id = run_id
         self.path = runs_directory(home) / run_id
         self.ownership = Ownership(self.path / "owner.lock")
 
     def begin(self, origin: str, clock: Callable[[], float] = time.time) -> None:
-        """Create the directory as the owner of a new run; replace a run of that id that has no facts.
-
-        Raises:
-            RunExistsError: a run of that id exists.
-            RecordError: the directory cannot be written, or its record cannot be read.
-        """
+        """Create the directory as the owner of a new run; replace a run of that id that has no facts."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
@@ -131,19 +106,14 @@ class RunDirectory:
                 self._clear()
             self._write_meta(clock(), origin, RunState.PENDING)
         except OSError as error:
-            self.release()
+            self.ownership.release()
             raise cannot_write(self.path, error) from error
         except BaseException:
-            self.release()
+            self.ownership.release()
             raise
 
     def own(self, *, by_force: bool = False) -> None:
-        """Become the owner of an existing run.
-
-        Raises:
-            RunExistsError: another process owns the run, and `by_force` is False.
-            RecordError: the directory cannot be written.
-        """
+        """Become the owner of an existing run."""
         try:
             if not by_force:
                 self._acquire_lock()
@@ -153,17 +123,13 @@ class RunDirectory:
             created_at, origin, _ = self._read_meta()
             self._write_meta(created_at, origin, RunState.PENDING)
         except OSError as error:
-            self.release()
+            self.ownership.release()
             raise cannot_write(self.path, error) from error
 
     def write_state(self, state: RunState) -> None:
-        """Store the run's state if this process is the owner; a final state releases ownership.
-
-        Raises:
-            RecordError: the state cannot be written, or the run was removed.
-        """
+        """Store the run's state if this process is the owner; a final state releases ownership."""
         if not self.ownership.is_mine():  # claimed by force: its new owner stores the state
-            self.release()
+            self.ownership.release()
             if not self.ownership.is_there():
                 raise make_deleted_error(self.path / RECORD)
             return
@@ -173,17 +139,12 @@ class RunDirectory:
         except OSError as error:
             raise cannot_write(self.path / _META, error) from error
         if not state.is_active:
-            self.release()
-
-    def release(self) -> None:
-        self.ownership.release()
+            self.ownership.release()
 
     def state(self) -> RunState:
-        """Return the run's state. A run without an owner that has not ended is interrupted."""
         return self.summary().state
 
     def summary(self) -> RecordedRun:
-        """Return the run as lists show it."""
         created_at, origin, state = self._read_meta()
         owner = ""
         if not state.is_final and self.ownership.is_held():
@@ -200,55 +161,20 @@ class RunDirectory:
         )
 
     def facts(self, *, is_partial: bool = False) -> list[Fact]:
-        """Return all committed facts in order, numbered from 1. `is_partial` reads a damaged record too.
-
-        Raises:
-            RecordError: the record is damaged, or has a newer format.
-        """
+        """Return all committed facts in order, numbered from 1. `is_partial` reads a damaged record too."""
         return read_all(self.path, self.run_id, is_partial=is_partial)
 
-    def last_seq(self, kinds: Collection[str] | None = None, *, is_partial: bool = False) -> int:
-        """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none.
-
-        Raises:
-            RecordError: the record is damaged, or has a newer format.
-        """
-        return last_seq(self.path, kinds, is_partial=is_partial)
-
-    def page(
-        self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True, is_partial: bool = False
-    ) -> list[Fact]:
-        """Return the next committed facts after a position, at most `PAGE`; see `RunStore.read`.
-
-        Raises:
-            RecordError: the record is damaged, or has a newer format.
-        """
-        return read_page(
-            self.path, self.run_id, after=after, size=PAGE, kinds=kinds, has_data=has_data, is_partial=is_partial
-        )
-
     def ask_cancel(self) -> None:
-        """Request the cancellation of the run from its owner.
-
-        Raises:
-            RecordError: the directory cannot be written.
-        """
         try:
             (self.path / _CANCEL).touch(mode=0o600)
         except OSError as error:
             raise cannot_write(self.path / _CANCEL, error) from error
 
     def is_cancel_asked(self) -> bool:
-        """Whether a client requested cancellation since the run was claimed."""
         return (self.path / _CANCEL).exists()
 
     def delete(self) -> None:
-        """Remove the record.
-
-        Raises:
-            RunExistsError: another process owns the run.
-            RecordError: the record cannot be removed.
-        """
+        """Remove the record of a run without an owner."""
         try:
             self._acquire_lock()
             # Rename it to a name that no list shows: a partly removed run is no run any more.
@@ -258,14 +184,13 @@ class RunDirectory:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         finally:
-            self.release()
+            self.ownership.release()
 
     def _acquire_lock(self) -> None:
         if not self.ownership.acquire():
             owner = self.ownership.owner()
             who = f" ({owner})" if owner else ""
-            msg = f"Run '{self.run_id}' is running{who}: wait for its end, or choose another run_id"
-            raise RunExistsError(msg)
+            raise RunExistsError(f"Run '{self.run_id}' is running{who}: wait for its end, or choose another run_id")
 
     def _unowned_state(self, written: RunState) -> RunState:
         """Return the state of a run without an owner; its facts decide if the owner died before it stored the state."""
@@ -278,7 +203,6 @@ class RunDirectory:
         return RunState.INTERRUPTED
 
     def _clear(self) -> None:
-        """Remove the files of a run that has no facts."""
         if self.facts():
             state = self._unowned_state(self._read_meta()[2])
             raise RunExistsError(describe_conflict(self.run_id, state))
@@ -286,13 +210,8 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
 
     def _write_meta(self, created_at: float, origin: str, state: RunState) -> None:
-        meta = {
-            "format": FORMAT,
-            "run": self.run_id,
-            "created_at": utc_of(created_at).isoformat(),
-            "origin": origin,
-            "state": state.value,
-        }
+        created = utc_of(created_at).isoformat()
+        meta = {"format": FORMAT, "run": self.run_id, "created_at": created, "origin": origin, "state": state.value}
         text = json.dumps(meta, indent=2)
         # Pad all states to the same length, so that one write replaces the text, also on a full disk.
         length = len(text) - len(state.value) + max(map(len, RunState)) + 1
@@ -306,7 +225,7 @@ class RunDirectory:
 
     def _read_meta(self) -> tuple[float, str, RunState]:
         """Return creation time (Unix time, s), origin and stored state. Without them, the run is interrupted."""
-        try:
+        with contextlib.suppress(OSError, ValueError, OverflowError):
             read: object = json.loads((self.path / _META).read_bytes())
             match read:
                 case {"created_at": str(created_at), "origin": str(origin), "state": str(state)}:
@@ -315,23 +234,13 @@ class RunDirectory:
                     return began_at, origin, RunState(state)
                 case _:
                     pass
-        except (OSError, ValueError, OverflowError):
-            pass
         with contextlib.suppress(OSError):
             return self.path.stat().st_mtime, "", RunState.INTERRUPTED
         return 0.0, "", RunState.INTERRUPTED
 
 
 def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | None = None) -> list[RecordedRun]:
-    """Return all runs of a home, newest first; an empty list if the home does not exist.
-
-    Args:
-        home: The home.
-        known: A cache of ended runs, updated by this call. A cached run is read again only if its `meta.json` changed.
-
-    Raises:
-        RecordError: the home cannot be read.
-    """
+    """Return all runs of a home, newest first; an empty list if the home does not exist."""
     directory, found = os.fspath(runs_directory(home)), list[RecordedRun]()
     for name in _list_ids(home):
         written_at = _written_at(f"{directory}/{name}/{_META}") if known is not None else 0
@@ -346,7 +255,6 @@ def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | 
 
 
 def _written_at(path: str) -> int:
-    """Return a file's modification time, ns; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116  runs for every one of ten thousand runs
     except OSError:
@@ -354,27 +262,18 @@ def _written_at(path: str) -> int:
 
 
 def find_run(text: str, home: Path) -> RunDirectory:
-    """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
-
-    Raises:
-        ValidationError: no run matches, or several do; the message names the nearest.
-    """
+    """Return the run that `chosen_id` selects."""
     found = chosen_id(text, _list_ids(home), lambda: [run.run_id for run in list_runs(home)], str(runs_directory(home)))
     return RunDirectory(home, found)
 
 
 def existing_run(run_id: str, home: Path) -> RunDirectory:
-    """Return the run with exactly this id.
-
-    Raises:
-        ValidationError: the run does not exist; the message names the nearest.
-    """
+    """Return the run with exactly this id; the error names the nearest ids."""
     found = RunDirectory(home, run_id)
     if not found.path.is_dir():
         near = difflib.get_close_matches(run_id, _list_ids(home), n=3, cutoff=0.5)
         shown = f". Nearest: [{', '.join(near)}]" if near else ""
-        msg = f"Unknown run '{run_id}' in {runs_directory(home)}{shown}"
-        raise ValidationError(msg)
+        raise ValidationError(f"Unknown run '{run_id}' in {runs_directory(home)}{shown}")
     return found
 
 
@@ -383,14 +282,11 @@ def read_facts(run_id: str, home: Path) -> list[Fact]:
 
     Raises:
         ValidationError: no run matches, or several do.
-        RecordError: the record is damaged or empty.
     """
     directory = find_run(run_id, home)
-    facts = directory.facts()
-    if not facts:
-        msg = f"Run '{directory.run_id}' has recorded nothing in {directory.path}"
-        raise RecordError(msg, str(directory.path))
-    return facts
+    if facts := directory.facts():
+        return facts
+    raise RecordError(f"Run '{directory.run_id}' has recorded nothing in {directory.path}", str(directory.path))
 
 
 def _list_ids(home: Path) -> list[str]:
@@ -400,15 +296,13 @@ def _list_ids(home: Path) -> list[str]:
         return []
     except OSError as error:
         where = runs_directory(home)
-        msg = f"Cannot read the records in {where}: {error.strerror or error}"
-        raise RecordError(msg, str(where)) from error
+        raise RecordError(f"Cannot read the records in {where}: {error.strerror or error}", str(where)) from error
     return sorted(entry.name for entry in entries if entry.is_dir() and _RUN_ID.fullmatch(entry.name))
 
 
 _log = bounded_logger(__name__)
 #: Environment variable with the age at which records are removed when a run ends.
 RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
-#: Hours of each unit.
 _HOURS = {"h": 1, "d": 24, "w": 168}
 #: more digits exceed any calendar
 _AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")
@@ -418,20 +312,14 @@ _ENDED = frozenset(state for state in RunState if state.is_final)
 
 
 def age_from(text: str) -> timedelta:
-    """Parse an age: `30d`, `12h`, `2w`.
-
-    Raises:
-        ValidationError: the text is no age.
-    """
+    """Parse an age: `30d`, `12h`, `2w`."""
     found = _AGE.fullmatch(text.strip().lower())
     if found is None:
-        msg = f"'{text}' is no age: write 30d for days, 12h for hours, 2w for weeks"
-        raise ValidationError(msg)
+        raise ValidationError(f"'{text}' is no age: write 30d for days, 12h for hours, 2w for weeks")
     try:
         return timedelta(hours=int(found[1]) * _HOURS[found[2]])
     except OverflowError:
-        msg = f"'{text}' is too long an age"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"'{text}' is too long an age") from None
 
 
 async def prune(
@@ -444,7 +332,7 @@ async def prune(
     is_dry: bool = False,
     now: datetime | None = None,
 ) -> list[RecordedRun]:
-    """Remove the records of old runs (S-DUR-53).
+    """Remove the records of old runs, and return these runs, newest first (S-DUR-53).
 
     Args:
         store: The store of the runs.
@@ -455,9 +343,6 @@ async def prune(
         spared: Id of a run to keep in any case.
         is_dry: Only return the runs that would be removed.
         now: The current time for ages; None: read the clock.
-
-    Returns:
-        The removed runs, newest first.
     """
     wanted = set(states) or _ENDED
     removable = [run for run in await store.runs() if run.state in wanted]
@@ -498,18 +383,10 @@ class Retention:
     """Removes old records when runs end in this process, at most once a minute per store."""
 
     def __init__(self) -> None:
-        #: store -> time of its last removal
         self._looked_at: dict[StoreAddress, float] = {}
 
     async def run_ended(self, address: StoreAddress, store: RunStore, *, spared: str, at: float) -> None:
-        """Remove old records as `apply_retention` does, unless this process has done so within the last minute.
-
-        Args:
-            address: The store's address.
-            store: The opened store.
-            spared: Id of the run that ended.
-            at: The time, s of a monotonic clock.
-        """
+        """Remove old records as `apply_retention` does; `at` is the time, s of a monotonic clock."""
         is_wanted = bool(os.environ.get(RETENTION_VARIABLE, "").strip())
         if is_wanted and at - self._looked_at.get(address, -_PAUSE_S) >= _PAUSE_S:
             self._looked_at[address] = at

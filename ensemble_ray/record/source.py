@@ -8,14 +8,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
-from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
+from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import PlanRecorded, RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import AgentEntry, HierarchyRules, Node, Plan
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import EdgeMatches, Evaluate, Question, ResetMemory, Start, UntilHolds
+from ensemble_ray.schedule.instructions import (
+    EdgeMatches,
+    Evaluate,
+    Instruction,
+    Question,
+    ResetMemory,
+    Start,
+    UntilHolds,
+)
+from ensemble_ray.schedule.machine import PlanSource
 from ensemble_ray.schedule.stimuli import (
     Cancelled,
     CancelRequested,
@@ -26,14 +35,8 @@ from ensemble_ray.schedule.stimuli import (
     Waiting,
     decode_stimulus,
 )
+from ensemble_ray.schedule.unit import HistoryEntry
 from ensemble_ray.values.outputs import ExitReason
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.schedule.instructions import Instruction
-    from ensemble_ray.schedule.machine import PlanSource
-    from ensemble_ray.schedule.unit import HistoryEntry
 
 
 class RecordedStimuli:
@@ -41,7 +44,6 @@ class RecordedStimuli:
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         """Apply the facts of a run, in order; see `take`."""
-        #: each stimulus with the position of its fact
         self.numbered: list[list[tuple[int, Stimulus]]] = []
         #: whether more of the last group follows
         self.is_open = False
@@ -50,11 +52,7 @@ class RecordedStimuli:
         self.take(facts)
 
     def take(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts of a run; all except stimuli and resumptions are ignored.
-
-        Raises:
-            RecordError: One of them is damaged.
-        """
+        """Apply the next facts of a run; all except stimuli and resumptions are ignored."""
         for fact in facts:
             if isinstance(fact.data, StimulusRecorded):
                 self.apply(cast("Fact[StimulusRecorded]", fact))
@@ -62,11 +60,7 @@ class RecordedStimuli:
                 self.resume(cast("Fact[RunResumed]", fact))
 
     def apply(self, fact: Fact[StimulusRecorded]) -> Stimulus | None:
-        """Add the next stimulus and return it; None if this version does not know its type.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
+        """Add the next stimulus and return it; None if this version does not know its type."""
         stimulus = read_stimulus(fact)
         if not self.is_open:
             self.numbered.append([])
@@ -96,16 +90,11 @@ class RecordedStimuli:
 
     @property
     def groups(self) -> tuple[tuple[Stimulus, ...], ...]:
-        """The stimuli of `numbered_groups`."""
         return tuple(tuple(stimulus for _, stimulus in group) for group in self.numbered_groups)
 
 
 def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
-    """Return a recorded stimulus; None if this version does not know its type.
-
-    Raises:
-        RecordError: The fact is damaged.
-    """
+    """Return a recorded stimulus; None if this version does not know its type."""
     try:
         return decode_stimulus(fact)
     except TypeError as error:
@@ -113,11 +102,7 @@ def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
 
 
 class ReplayedSource:
-    """The source of a recorded plan, which receives the recorded stimuli again.
-
-    Attributes:
-        source: The machine.
-    """
+    """The source (machine) of a recorded plan, which receives the recorded stimuli again."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -136,11 +121,7 @@ class ReplayedSource:
         return self.source.handle(*known) if known else []
 
     def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
-        """Apply the next stimulus. Return the source's instructions; an empty list inside a group.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
+        """Apply the next stimulus. Return the source's instructions; an empty list inside a group."""
         self._stimuli.apply(fact)
         return [] if self._stimuli.is_open else self._handle_group(self._stimuli.numbered[-1])
 
@@ -164,7 +145,6 @@ class FoldedSource(ReplayedSource):
     def __init__(self, plan: Plan) -> None:
         """Start without stimuli and without a limit of parallel tasks, so that the timing of tasks has no effect."""
         super().__init__(replace(plan, max_parallel_tasks=None))
-        #: by instance: the last requested start
         self.starts: dict[str, Start] = {}
         #: open questions, each with the length of its unit's history at that time
         self.questions: dict[Question, int] = {}
@@ -219,11 +199,7 @@ def is_undone(stimulus: Stimulus) -> bool:
 
 
 def recorded_plan(data: Mapping[str, object]) -> Plan:
-    """Return a recorded plan, without hidden ids.
-
-    Raises:
-        RecordError: The plan is damaged.
-    """
+    """Return a recorded plan, without hidden ids."""
     try:
         return Plan.from_dict(cast("Mapping[str, None]", data))
     except ValueError as error:

@@ -29,9 +29,7 @@ from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState
 
-#: Most facts in one page of `RunStore.read`.
 PAGE = 500
-#: The text that describes an owner.
 _OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 
 
@@ -58,15 +56,13 @@ class RecordedRun:
 
 
 class GatesOfRun(NamedTuple):
-    """A run and the facts of its review gates."""
-
     run: RecordedRun
     #: requests and decisions in order, and facts without data that closed gates (`open_reviews.fold_gates`)
     facts: Sequence[Fact]
 
 
 class OwnedRun(Protocol):
-    """A run that this process owns until it releases the run or dies."""
+    """A run that this process owns until it releases the run or dies. A failed write raises a `RecordError`."""
 
     @property
     def journal(self) -> Journal:
@@ -79,11 +75,7 @@ class OwnedRun(Protocol):
         ...
 
     async def write_state(self, state: RunState) -> None:
-        """Store the run's state. A final state releases ownership.
-
-        Raises:
-            RecordError: the state cannot be written.
-        """
+        """Store the run's state. A final state releases ownership."""
         ...
 
     async def is_cancel_asked(self) -> bool:
@@ -91,113 +83,15 @@ class OwnedRun(Protocol):
         ...
 
     async def close(self, state: RunState) -> None:
-        """Close the journal and store the state. Ownership is released even if this raises.
-
-        Raises:
-            RecordError: the store refused the facts or the state.
-        """
+        """Close the journal and store the state. Ownership is released even if this raises."""
         ...
 
 
 class RunReader(Protocol):
-    """Read access to the runs of one or several stores."""
+    """Read access to the runs of one or several stores.
 
-    def read(
-        self,
-        run_id: str,
-        *,
-        after: int = 0,
-        kinds: Collection[str] | None = None,
-        has_data: bool = True,
-        is_partial: bool = False,
-    ) -> AsyncGenerator[Sequence[Fact]]:
-        """Yield the facts after a position; see `RunStore.read`."""
-        ...
-
-    async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return the facts of one instance; see `RunStore.facts_of`."""
-        ...
-
-    async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return a run's summary; see `RunStore.summary`."""
-        ...
-
-    async def runs(self) -> list[RecordedRun]:
-        """Return the runs, newest first."""
-        ...
-
-    async def gates(self) -> list[GatesOfRun]:
-        """Return the runs with review gates; see `RunStore.gates`."""
-        ...
-
-
-class RunStore(Protocol):
-    """All runs of one home or database."""
-
-    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
-        """Create the record of a new run as its owner. Replaces a run of that id that has no facts.
-
-        Args:
-            run_id: The run's id.
-            origin: Source of its definition.
-            is_buffered: Whether `append` may return before facts are committed (durability `run`).
-
-        Raises:
-            RunExistsError: a run of that id exists; the message names its state.
-            RecordError: the store cannot be written.
-            ValidationError: the id cannot name a record.
-        """
-        ...
-
-    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
-        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
-
-        Args:
-            run_id: The run's id.
-            is_buffered: As for `begin`.
-            by_force: Claim the run even if it has an owner (S-DUR-17).
-
-        Raises:
-            RunExistsError: another process owns the run; the message names the process.
-            RecordError: the record is damaged or cannot be written.
-            ValidationError: the run does not exist.
-        """
-        ...
-
-    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> Journal:
-        """Return a journal for a run that another process owns.
-
-        Raises:
-            RecordError: the record cannot be written.
-            ValidationError: the id cannot name a record.
-        """
-        ...
-
-    async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
-        """Record that a record's lost facts are lost, so that the run can be resumed; return False if none are.
-
-        Args:
-            run_id: The run's id.
-            by_force: As for `claim`.
-
-        Raises:
-            RunExistsError: another process owns the run.
-            RecordError: no facts remain, the rest cannot be read, or the record cannot be written.
-            ValidationError: the run does not exist.
-        """
-        ...
-
-    async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-        """Return all committed facts in order, numbered from 1; an empty list if the run does not exist.
-
-        Args:
-            run_id: The run's id.
-            is_partial: Return the remaining facts of a damaged record.
-
-        Raises:
-            RecordError: the record is damaged, or has a newer format.
-        """
-        ...
+    Methods raise a `RecordError` if a record is damaged, has a newer format, was removed, or cannot be read or written.
+    """
 
     def read(
         self,
@@ -216,18 +110,11 @@ class RunStore(Protocol):
             kinds: Only facts of these kinds; None: all kinds.
             has_data: Whether to read the facts' data. Reading only their names is much cheaper.
             is_partial: As for `facts`.
-
-        Raises:
-            RecordError: the record is damaged, has a newer format, or was removed meanwhile.
         """
         ...
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return the facts of one instance in order, without stimuli. Other instances hardly affect the cost.
-
-        Raises:
-            RecordError: the record is damaged, or has a newer format.
-        """
+        """Return the facts of one instance in order, without stimuli. Other instances hardly affect the cost."""
         ...
 
     async def summary(self, run_id: str) -> RecordedRun | None:
@@ -236,6 +123,75 @@ class RunStore(Protocol):
 
     async def runs(self) -> list[RecordedRun]:
         """Return all runs, newest first."""
+        ...
+
+    async def gates(self) -> list[GatesOfRun]:
+        """Return the runs that have not ended and have review gates, oldest first. Other runs hardly affect the cost.
+
+        An unreadable record is logged and its run omitted. Reading that run raises the error.
+        """
+        ...
+
+
+class RunStore(RunReader, Protocol):
+    """All runs of one home or database."""
+
+    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+        """Create the record of a new run as its owner. Replaces a run of that id that has no facts.
+
+        Args:
+            run_id: The run's id.
+            origin: Source of its definition.
+            is_buffered: Whether `append` may return before facts are committed (durability `run`).
+
+        Raises:
+            RunExistsError: a run of that id exists; the message names its state.
+            ValidationError: the id cannot name a record.
+        """
+        ...
+
+    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
+
+        Args:
+            run_id: The run's id.
+            is_buffered: As for `begin`.
+            by_force: Claim the run even if it has an owner (S-DUR-17).
+
+        Raises:
+            RunExistsError: another process owns the run; the message names the process.
+            ValidationError: the run does not exist.
+        """
+        ...
+
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> Journal:
+        """Return a journal for a run that another process owns.
+
+        Raises:
+            ValidationError: the id cannot name a record.
+        """
+        ...
+
+    async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
+        """Record that a record's lost facts are lost, so that the run can be resumed; return False if none are.
+
+        Args:
+            run_id: The run's id.
+            by_force: As for `claim`.
+
+        Raises:
+            RunExistsError: another process owns the run.
+            ValidationError: the run does not exist.
+        """
+        ...
+
+    async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
+        """Return all committed facts in order, numbered from 1; an empty list if the run does not exist.
+
+        Args:
+            run_id: The run's id.
+            is_partial: Return the remaining facts of a damaged record.
+        """
         ...
 
     async def find(self, text: str) -> RecordedRun:
@@ -251,26 +207,11 @@ class RunStore(Protocol):
 
         Raises:
             ValidationError: the run does not exist.
-            RecordError: the request cannot be written.
-        """
-        ...
-
-    async def gates(self) -> list[GatesOfRun]:
-        """Return the runs that have not ended and have review gates, oldest first. Other runs hardly affect the cost.
-
-        An unreadable record is logged and its run omitted. Reading that run raises the error.
-
-        Raises:
-            RecordError: the store cannot be read.
         """
         ...
 
     async def gates_of(self, run_id: str) -> list[Fact]:
-        """Return the facts of a run's review gates (see `GatesOfRun.facts`); an empty list if the run does not exist.
-
-        Raises:
-            RecordError: the record is damaged, or has a newer format.
-        """
+        """Return the facts of a run's review gates (see `GatesOfRun.facts`); an empty list if the run does not exist."""
         ...
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
@@ -285,7 +226,6 @@ class RunStore(Protocol):
             The gate and the obstacle (`open_reviews.obstacle_at`), or None if the decision is accepted.
 
         Raises:
-            RecordError: the record is damaged, or cannot be written.
             ValidationError: the run does not exist.
         """
         ...
@@ -296,7 +236,6 @@ class RunStore(Protocol):
         Raises:
             RunExistsError: another process owns the run.
             ValidationError: the run does not exist.
-            RecordError: the record cannot be removed.
         """
         ...
 
@@ -312,10 +251,7 @@ class StoreAddress:
 
     @classmethod
     def of(cls, home: str | Path | None = None, url: str | None = None) -> StoreAddress:
-        """Return an address from the user's choices; the environment supplies missing ones.
-
-        An explicit home means files, even if the environment names a database.
-        """
+        """Return an address; the environment supplies missing parts, but an explicit home means files in any case."""
         settings = Settings.from_environment()
         chosen = settings.store if url is None and home is None else url
         return cls(home=str(Path(home or settings.home).expanduser().resolve()), url=chosen or "")
@@ -330,14 +266,7 @@ async def pages(
 ) -> AsyncGenerator[Sequence[Fact]]:
     """Yield the pages of a record as it is at the first request: the implementation of `RunStore.read`.
 
-    Args:
-        last_seq: Returns the position of the last fact to yield.
-        page: Returns the facts after a position, in order; an empty list after the last one.
-        run_id: The run's id, for messages.
-        after: Position after which the pages start.
-
-    Raises:
-        RecordError: facts were removed meanwhile.
+    `last_seq` returns the position of the last fact to yield, `page` the facts after a position.
     """
     last = await last_seq()
     while after < last:
@@ -367,11 +296,7 @@ class Ownership:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Become the owner; return False if there is another owner.
-
-        Raises:
-            OSError: the file cannot be created.
-        """
+        """Become the owner; return False if there is another owner."""
         if self._descriptor is not None:
             return True
         for attempt in range(_TRIES):
@@ -380,23 +305,19 @@ class Ownership:
             with no_fork():  # a forked child would inherit the lock without tracking it
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
                 # The lock of a file that was replaced meanwhile has no meaning.
-                if _lock(descriptor) and _is_same(descriptor, self._path):
+                if try_lock(descriptor) and _is_same(descriptor, self._path):
                     self._hold(descriptor)
                     return True
                 os.close(descriptor)
         return False
 
     def acquire_by_force(self) -> None:
-        """Become the owner even if another process has the lock: a new file replaces the locked one.
-
-        Raises:
-            OSError: the file cannot be created.
-        """
+        """Become the owner even if another process has the lock: a new file replaces the locked one."""
         half = self._path.with_suffix(f".{os.getpid()}.tmp")
         with no_fork():
             descriptor = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                _lock(descriptor)
+                try_lock(descriptor)
                 half.replace(self._path)
             except OSError:
                 os.close(descriptor)
@@ -409,7 +330,6 @@ class Ownership:
         return self._descriptor is not None and _is_same(self._descriptor, self._path)
 
     def is_there(self) -> bool:
-        """Whether the file exists; it exists as long as the run."""
         return self._path.exists()
 
     def is_held(self) -> bool:
@@ -422,7 +342,7 @@ class Ownership:
             except OSError:
                 return False
             try:
-                return not _lock(descriptor, is_shared=True)
+                return not try_lock(descriptor, is_shared=True)
             finally:
                 os.close(descriptor)
 
@@ -450,7 +370,8 @@ class Ownership:
         os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
 
 
-def _lock(descriptor: int, *, is_shared: bool = False) -> bool:
+def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
+    """Lock an open file; return False if another holder has the lock."""
     if fcntl is None:
         return True
     try:
@@ -458,6 +379,11 @@ def _lock(descriptor: int, *, is_shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def unlock(descriptor: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
@@ -492,14 +418,7 @@ def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: 
 
 
 def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str = "ensemble-ray") -> str:
-    """Return how to fork a failed run; empty if no task failed, or no output can be reused.
-
-    Args:
-        run_id: The failed run.
-        origin: Source of its definition. Empty: only the program that began it has the definition.
-        facts: The run's facts.
-        command: The name of the command line here.
-    """
+    """Return how to fork a failed run; empty if no task failed, or no output can be reused."""
     failed, has_output = "", False
     for fact in facts:
         if delegating_call(fact.name) is not None:
@@ -516,11 +435,6 @@ def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str
 
 
 async def read_fork_advice(store: RunStore, run_id: str, origin: str, *, command: str = "ensemble-ray") -> str:
-    """Return `fork_advice` for a run of a store.
-
-    Raises:
-        RecordError: the record is damaged, or was removed meanwhile.
-    """
     ends: list[Fact] = []
     async for page in store.read(run_id, kinds=kinds_of(OutputRecorded, FailureRecorded), has_data=False):
         ends += page

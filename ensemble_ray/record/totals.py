@@ -7,8 +7,8 @@ S-BUD-9). Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 from ensemble_ray.execute.scope import answer_tokens
 from ensemble_ray.facts.effects import (
@@ -22,16 +22,10 @@ from ensemble_ray.facts.effects import (
     ToolReturned,
     is_making_agent,
 )
-from ensemble_ray.facts.fact import as_count, as_mapping
+from ensemble_ray.facts.fact import Fact, FactData, as_count, as_mapping
 from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded
-from ensemble_ray.values.metrics import Amount, add_tokens, price
+from ensemble_ray.values.metrics import Amount, CostConfiguration, add_tokens, price
 from ensemble_ray.values.trace import TaskTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ensemble_ray.facts.fact import Fact, FactData
-    from ensemble_ray.values.metrics import CostConfiguration
 
 #: Facts that cost tokens: answers of models to tasks and to servers of tools, embeddings of memory, and reflections.
 PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)
@@ -61,22 +55,18 @@ class UsageTally:
         self._uncounted: dict[str, int] = {}
         #: by instance that has not ended: number of counted calls
         self._counted: dict[str, int] = {}
-        #: names of the calls without a result
         self._open_calls: set[str] = set()
 
     @property
     def spent(self) -> Amount:
-        """The amount that a budget counts."""
         return Amount(self.spent_tokens, self._spent_cost)
 
     def apply(self, fact: Fact) -> None:
-        """Apply the next fact."""
         rule = self._RULES.get(type(fact.data))
         if rule is not None:
             rule(self, fact)
 
     def apply_all(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts."""
         for fact in facts:
             self.apply(fact)
 
@@ -143,7 +133,12 @@ class UsageTally:
         counted = self._counted.pop(fact.instance, 0)
         if self._uncounted.pop(fact.instance, 0) and isinstance(fact.data, FailureRecorded):
             # The model may have been called again without an answer; then the failure's trace has all calls.
-            self.tool_calls += max(0, _calls_of(fact.data.trace) - counted)
+            trace = fact.data.trace
+            if isinstance(trace, TaskTrace):
+                calls = trace.metrics.tool_call_count
+            else:
+                calls = as_count(as_mapping(as_mapping(trace).get("metrics")).get("tool_call_count"))
+            self.tool_calls += max(0, calls - counted)
 
     def _count_calls(self, instance: str, count: int) -> None:
         self.tool_calls += count
@@ -161,10 +156,3 @@ class UsageTally:
         OutputRecorded: _apply_end,
         FailureRecorded: _apply_end,
     }
-
-
-def _calls_of(trace: TaskTrace | Mapping[str, object] | None) -> int:
-    """Return the number of tool calls of a failed task; 0 if its trace does not contain it."""
-    if isinstance(trace, TaskTrace):
-        return trace.metrics.tool_call_count
-    return as_count(as_mapping(as_mapping(trace).get("metrics")).get("tool_call_count"))

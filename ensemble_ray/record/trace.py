@@ -6,19 +6,20 @@ The run may be finished, failed, cancelled or torn. A torn record is not an erro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ConstraintViolationError, EnsembleError, IllegalStateError, RecordError
-from ensemble_ray.facts.fact import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import LONGEST_MESSAGE, FailureRecorded, RecordedError
 from ensemble_ray.plan.plan import MANAGER_ROLE
-from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.head import RunHead, name_in
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.result import (
+    FailureSeen,
     RunEnd,
     RunResultHead,
     RunResults,
+    failure_of,
+    failures_seen,
     make_trace,
     output_with,
     planned_results,
@@ -35,19 +36,12 @@ from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import AgentSummary, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-
 #: End states with an output; the output may be partial.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
 
 def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
-    """Return the trace of a run from its facts.
-
-    Raises:
-        RecordError: there are no facts, or their data is damaged.
-    """
+    """Return the trace of a run from its facts."""
     return trace_of(RunHistory(facts, has_details=True))
 
 
@@ -75,7 +69,6 @@ def fold_output(
 
 
 def trace_of(history: RunHistory) -> ExecutionTrace:
-    """Return the trace of a run so far; see `fold_trace`."""
     works = works_of(history)
     return _assemble(history, works, _outputs(works, {}) if history.has_units else {})[0]
 
@@ -85,7 +78,6 @@ def output_of(
     output_types: Mapping[str, OutputType] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
-    """Return the output of a finished run; see `fold_output`."""
     head = _head_of(history)
     if head.end is None or head.state not in _WITH_OUTPUT:
         why = "has not ended" if head.end is None else f"is {head.state.value}"
@@ -105,13 +97,7 @@ def outputs_of(history: RunHistory, output_types: Mapping[str, OutputType]) -> d
 
 
 def raised_by(history: RunHistory) -> BaseException | None:
-    """Return the error that the failed run raised, or None if it is not recorded.
-
-    The error is replaced by one with its class name and text if its class is not defined in this package.
-
-    Raises:
-        RecordError: The facts are damaged.
-    """
+    """Return the error that the failed run raised, if it is recorded; by name and text if its class is not ours."""
     works = works_of(history)
     last = {fact.instance: position for position, fact in enumerate(history.ends)}
     completed = {fact.instance: last[fact.instance] for fact in history.ends if fact.data.is_completion}.values()

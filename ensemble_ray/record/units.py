@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple
 
-from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Unit, in_waiting_order
+from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Node, PhaseUnit, Plan, Unit, in_waiting_order
 from ensemble_ray.record.levels import in_level_order
 from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, path_of_question
 from ensemble_ray.schedule.instructions import (
@@ -28,19 +28,19 @@ from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
 from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.task_output import GraphHistory, GraphStep, LoopHistory, UnitOutputs, join_iterations
+from ensemble_ray.values.task_output import (
+    GraphHistory,
+    GraphStep,
+    LoopHistory,
+    TaskOutput,
+    UnitOutputs,
+    join_iterations,
+)
 from ensemble_ray.values.trace import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus, PhaseTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Node, Plan
-    from ensemble_ray.values.task_output import TaskOutput
-
 
 class KeyedOutput(NamedTuple):
-    """An output with the key of its task."""
-
-    #: key of the task in the plan
     key: str
     output: TaskOutput
 
@@ -69,12 +69,10 @@ class EndedUnits:
 
     @cached_property
     def units(self) -> Mapping[str, Unit]:
-        """The units of the plan by key."""
         return {unit.key: unit for unit in self.plan.units}
 
     @cached_property
     def nodes(self) -> Mapping[str, Node]:
-        """The tasks of the plan by key."""
         return {node.key: node for node in self.plan.nodes}
 
     def loops(self) -> Iterator[tuple[LoopUnit, LoopResult]]:
@@ -154,24 +152,22 @@ class EndedUnits:
             output = self.outputs.get(path)
             return [] if output is None else [KeyedOutput(node_key(path), output)]
         result = self._loop_results.get(path)
-        return [] if result is None else self.shown_of_loop(result)
-
-    def shown_of_phase(self, result: PhaseResult) -> list[KeyedOutput]:
-        """Return the outputs of a phase's accepted attempt, or else of its last attempt."""
-        return self._in_place(result.outputs)
-
-    def shown_of_loop(self, result: LoopResult) -> list[KeyedOutput]:
-        """Return the visible outputs of a loop, in body order."""
+        if result is None:
+            return []
         unit = self.units[key_of_path(result.unit)]
         if not isinstance(unit, LoopUnit):
             return []
         shown: list[KeyedOutput] = []
-        for instances in list_shown(unit, result.iterations):
+        for instances in list_shown(unit, result.iterations):  # in body order
             outputs = [self.outputs[name] for name in instances if name in self.outputs]
             if outputs and unit.output_mode == "all_iterations":
                 outputs = [join_iterations(outputs)]
             shown += [KeyedOutput(node_key(instances[0]), output) for output in outputs]
         return shown
+
+    def shown_of_phase(self, result: PhaseResult) -> list[KeyedOutput]:
+        """Return the outputs of a phase's accepted attempt, or else of its last attempt."""
+        return self._in_place(result.outputs)
 
     @cached_property
     def _loop_results(self) -> Mapping[str, LoopResult]:
@@ -192,7 +188,6 @@ class PredicateAnswer:
     #: None if it raised
     answer: bool | None
     at: float
-    #: the error that it raised
     error: str = ""
 
 
@@ -215,45 +210,16 @@ def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswe
         question, answer = stimulus.question, stimulus.answer
         error = ": ".join(each for each in (stimulus.error_type, stimulus.message) if each)
         verdict = answer if isinstance(answer, bool) else None
-        match question:
-            case UntilHolds():
-                edge = None
-            case EdgeMatches():
-                edge = question.edge
-            case _:
-                continue
+        if not isinstance(question, UntilHolds | EdgeMatches):
+            continue
+        edge = question.edge if isinstance(question, EdgeMatches) else None
         yield PredicateAnswer(path=path_of_question(question), edge=edge, answer=verdict, at=stimulus.at, error=error)
 
 
 # Their outputs and traces.
 
 
-class UnitParts(TypedDict, total=False):
-    """The fields of `RunResults` that units fill."""
-
-    units: UnitOutputs
-    loop_traces: tuple[LoopTrace, ...]
-    phases: tuple[PhaseTrace, ...]
-    graph_trace: GraphTrace | None
-
-
-def unit_results(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> UnitParts:
-    """Return the parts of a run's results that units fill.
-
-    Args:
-        ended: The units of the run.
-        traces: Of all executions, by instance, in the order in which they ended.
-    """
-    return UnitParts(
-        units=unit_outputs(ended),
-        loop_traces=loop_traces(ended),
-        phases=phase_traces(ended, traces),
-        graph_trace=graph_trace(ended),
-    )
-
-
 def unit_outputs(ended: EndedUnits) -> UnitOutputs:
-    """Return the histories for the accessors of a run's output."""
     return UnitOutputs(
         loops={unit.name: _history(ended, unit, result) for unit, result in ended.loops()},
         phases={
@@ -266,7 +232,7 @@ def unit_outputs(ended: EndedUnits) -> UnitOutputs:
 
 
 def _history(ended: EndedUnits, unit: LoopUnit, result: LoopResult) -> LoopHistory:
-    names = _body_names(unit)
+    names = dict(zip(unit.body, unit.body_names, strict=True))
     return LoopHistory(
         iterations=[
             {names[node_key(each)]: ended.outputs[each] for each in instances if each in ended.outputs}
@@ -275,10 +241,6 @@ def _history(ended: EndedUnits, unit: LoopUnit, result: LoopResult) -> LoopHisto
         termination_reason=result.termination_reason,
         is_flagged=result.termination_reason == "max_iterations" and unit.on_max_iterations == "return_with_flag",
     )
-
-
-def _body_names(unit: LoopUnit) -> Mapping[str, str]:
-    return dict(zip(unit.body, unit.body_names, strict=True))
 
 
 def _graph_history(ended: EndedUnits) -> GraphHistory | None:
@@ -295,31 +257,28 @@ def _graph_history(ended: EndedUnits) -> GraphHistory | None:
                 GraphStep(state_name=step.state, step_number=step.number, output=output, next_state=step.next_state)
             )
     reason = result.termination_reason
-    return GraphHistory(
-        steps=steps,
-        termination_reason=reason,
-        is_flagged=reason == "max_steps" and unit.on_max_steps == "return_with_flag",
-    )
+    is_flagged = reason == "max_steps" and unit.on_max_steps == "return_with_flag"
+    return GraphHistory(steps=steps, termination_reason=reason, is_flagged=is_flagged)
 
 
 def loop_traces(ended: EndedUnits) -> tuple[LoopTrace, ...]:
     """Return one trace per run of a loop (S-LOOP-130, S-LOOP-180)."""
-    return tuple(_loop_trace(unit, result) for unit, result in ended.loops())
-
-
-def _loop_trace(unit: LoopUnit, result: LoopResult) -> LoopTrace:
-    names = _body_names(unit)
-    return LoopTrace(
-        loop_name=unit.name,
-        path=result.unit,
-        iterations_run=len(result.iterations),
-        max_iterations=unit.max_iterations,
-        termination_reason=result.termination_reason,
-        on_max_iterations=unit.on_max_iterations,
-        output_mode=unit.output_mode,
-        memory_mode=unit.memory_mode,
-        iterations=tuple(tuple(names[node_key(each)] for each in instances) for instances in result.iterations),
-    )
+    found: list[LoopTrace] = []
+    for unit, result in ended.loops():
+        names = dict(zip(unit.body, unit.body_names, strict=True))
+        trace = LoopTrace(
+            loop_name=unit.name,
+            path=result.unit,
+            iterations_run=len(result.iterations),
+            max_iterations=unit.max_iterations,
+            termination_reason=result.termination_reason,
+            on_max_iterations=unit.on_max_iterations,
+            output_mode=unit.output_mode,
+            memory_mode=unit.memory_mode,
+            iterations=tuple(tuple(names[node_key(each)] for each in instances) for instances in result.iterations),
+        )
+        found.append(trace)
+    return tuple(found)
 
 
 def graph_trace(ended: EndedUnits) -> GraphTrace | None:
@@ -349,12 +308,7 @@ def graph_trace(ended: EndedUnits) -> GraphTrace | None:
 
 
 def phase_traces(ended: EndedUnits, traces: Sequence[tuple[str, TaskTrace]]) -> tuple[PhaseTrace, ...]:
-    """Return the traces of phases and of their reviews (S-PHASE-44, S-PHASE-64).
-
-    Args:
-        ended: The units of the run.
-        traces: Of all executions, by instance, in the order in which they ended.
-    """
+    """Return the traces of phases and of their reviews (S-PHASE-44, S-PHASE-64)."""
     phases = tuple(ended.phases())
     if not phases:
         return ()

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.execute.tools.unknown import HANDLER, RUNNER
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
-from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import ExitRecorded, ReviewRequested
 from ensemble_ray.record.view.tree import TreeRow, row_text
 from ensemble_ray.record.work import NO_RESULT
 from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
-#: Kinds of facts that contain them.
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)
 #: Number of calls that are listed; all of them are counted.
 _MOST_SHOWN = 20
@@ -29,13 +27,9 @@ _TITLE = 72
 
 
 class UnknownOutcomes:
-    """The calls of a run with an unknown outcome."""
-
     def __init__(self) -> None:
-        """Start without facts."""
         #: intents without a result, by name; as many as were in progress when processes ended, or are now
         self._open: dict[str, ToolIntended] = {}
-        #: number of settled calls, by task
         self._settled: Counter[str] = Counter()
         self._shown: dict[str, str] = {}
 
@@ -56,11 +50,7 @@ class UnknownOutcomes:
                 pass
 
     def counts(self, is_over: Callable[[str], bool]) -> Counter[str]:
-        """Return the number of calls by the key of their task.
-
-        Args:
-            is_over: Whether a task is no longer active: its calls without a result are not in progress then.
-        """
+        """Return the number of calls by the key of their task. Open calls of a task count when it is over."""
         return self._settled + Counter(key for key in map(_key_of, self._open) if is_over(key))
 
     def describe(self, is_over: Callable[[str], bool]) -> dict[str, str]:
@@ -72,7 +62,6 @@ class UnknownOutcomes:
         return shown
 
     def rows(self, is_over: Callable[[str], bool]) -> Iterator[TreeRow]:
-        """Return the first calls as rows of a tree."""
         shown = self.describe(is_over)
         for name, text in shown.items():
             title = f"{row_text(_key_of(name), _TITLE)}: {text}"
@@ -83,11 +72,7 @@ class UnknownOutcomes:
 
 
 async def read_begun_work(store: RunStore, run_id: str) -> dict[str, Fact[ToolIntended]]:
-    """Return the calls of handlers and runners of effect `once` that have no result, by the name of the effect.
-
-    Raises:
-        RecordError: The record is damaged.
-    """
+    """Return the calls of handlers and runners of effect `once` that have no result, by the name of the effect."""
     begun: dict[str, Fact[ToolIntended]] = {}
     async for page in store.read(run_id, kinds=kinds_of(ToolIntended)):
         for fact in page:

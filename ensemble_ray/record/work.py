@@ -66,7 +66,6 @@ _NO_WORKER = "No result was recorded: the run ended during this delegation"
 #: Facts of turns. Recalled memory and directives are in the prompts.
 _TURNS: Sequence[type[FactData]] = (ModelAnswered, ToolIntended, ToolReturned, DelegationDecided, OutcomeDecided)
 _SHOWN = (*_TURNS, ReviewRequested, ReviewDecided)
-#: Replaces a model call that is not recorded.
 _NO_ANSWER = ModelAnswered(request_digest="", started_at=0.0, latency_s=0.0, text=None)
 #: Ends of the names of calls that are not turns of a model.
 _WHOLE = ("/handler", "/runner")
@@ -76,7 +75,6 @@ class RecordedWork:
     """The actions and the result of one execution.
 
     Attributes:
-        instance: Its instance.
         output: Its newest output, or the output's data; None if it has no output.
         failure: Its newest failure; None if it did not fail. The output counts if it has both.
     """
@@ -114,17 +112,14 @@ class RecordedWork:
 
     @property
     def is_handler(self) -> bool:
-        """Whether a function did the work, not an agent."""
         return any(fact.name.endswith(_WHOLE) for kind in _TURNS for fact in self._all(kind))
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it has neither an output nor a failure."""
         return self.output is None and self.failure is None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed and has no output."""
         return self.failure is not None and self.output is None
 
     @property
@@ -141,11 +136,7 @@ class RecordedWork:
     # Its result.
 
     def task_output(self, output_type: OutputType | None = None) -> TaskOutput | None:
-        """Return the recorded output. Its parsed output has the given type if it fits, else it is JSON data.
-
-        Raises:
-            RecordError: The data is not an output.
-        """
+        """Return the recorded output. Its parsed output has the given type if it fits, else it is JSON data."""
         if self.output is None:
             return None
         try:
@@ -173,14 +164,7 @@ class RecordedWork:
     # Its actions.
 
     def trace(self, state: str) -> TaskTrace:
-        """Return the task's trace; for an unfinished task, the trace that follows from its recorded effects.
-
-        Args:
-            state: The state of an unfinished task.
-
-        Raises:
-            RecordError: The record is damaged.
-        """
+        """Return the task's trace; for an unfinished task, the trace in `state` that follows from its effects."""
         return self._placed(self.recorded_trace() or self._folded_trace(self._node, state))
 
     def _placed(self, trace: TaskTrace) -> TaskTrace:
@@ -189,11 +173,7 @@ class RecordedWork:
         return trace if node is None or node.level is None else place_trace(trace, node.node_type, node.level)
 
     def recorded_trace(self) -> TaskTrace | None:
-        """Return the trace that is recorded with its output or failure, or None if it has neither.
-
-        Raises:
-            RecordError: The data is not a trace.
-        """
+        """Return the trace that is recorded with its output or failure, or None if it has neither."""
         trace: object
         if self.failure is not None and self.output is None:
             trace = self.failure.data.trace
@@ -237,9 +217,11 @@ class RecordedWork:
         )
 
     def _folded_trace(self, node: Node | None, state: str) -> TaskTrace:
-        """Return the trace that follows from its effects."""
         began = (began_at(fact) for fact in self._facts if not isinstance(fact.data, StimulusRecorded))
         models = self._models()
+        # Calls of unknown tools have no fact, but end before the next turn.
+        tool_calls = sum(max(len(model.tools), len(model.response.tool_calls)) for model in models[:-1])
+        tool_calls += sum(len(model.tools) for model in models[-1:])
         effects = TaskEffects(
             task_description=self.key if node is None else node.description,
             expected_output="" if node is None else node.expected_output,
@@ -247,7 +229,7 @@ class RecordedWork:
             started_at=min(began, default=0.0),
             capture_mode=self._history.head.capture_mode,
             models=models,
-            tool_call_count=_count_calls(models),
+            tool_call_count=tool_calls,
             delegations=[self._delegation(*each, state, is_nested=not self._is_manager) for each in self._attempts],
             is_manager=self._is_manager,
             retry_count=sum(model.retries for model in models),
@@ -365,11 +347,7 @@ class RecordedWork:
     ) -> DelegationEffect:
         """Return one attempt to delegate work, as a live task would have noted it.
 
-        Args:
-            decision: The decision.
-            result: The result that the model received; None if the run ended before.
-            state: The state of an unfinished worker.
-            is_nested: Whether the result includes the trace of the worker.
+        `result` is None if the run ended before. If `is_nested`, the attempt includes the trace of the worker.
         """
         request, began, worker = read_request(decision), decision.data.started_at, self._workers.get(decision.name)
         output = None if worker is None else worker.summary()
@@ -400,11 +378,7 @@ class RecordedWork:
 
 
 def _place_of(fact: Fact) -> tuple[int, int]:
-    """Return the turn and the number of a call; the number of a model call is 0.
-
-    Raises:
-        RecordError: The name is not the name of an effect.
-    """
+    """Return the turn and the number of a call; the number of a model call is 0."""
     *_, turn, what = ("", *fact.name.rsplit("/", 2))
     number = "0" if what == "model" else what.removeprefix("call-")
     if not (turn.isdecimal() and number.isdecimal()):
@@ -422,12 +396,6 @@ def _tool_of(call: ToolCall, result: ToolReturned) -> ToolEffect:
         structured_output=result.structured_output,
         repairs=result.repairs,
     )
-
-
-def _count_calls(models: Sequence[ModelEffect]) -> int:
-    """Return how many calls started or ended. Calls of unknown tools have no fact, but end before the next turn."""
-    answered = sum(max(len(model.tools), len(model.response.tool_calls)) for model in models[:-1])
-    return answered + sum(len(model.tools) for model in models[-1:])
 
 
 def _result_of(

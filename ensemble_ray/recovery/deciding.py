@@ -5,8 +5,9 @@ from __future__ import annotations
 import getpass
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
 from ensemble_ray.execute.review.gates import TIMEOUT
@@ -17,20 +18,13 @@ from ensemble_ray.process.forks import bridge, run_blocking
 from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.record.stores import RecordedRun, RunStore, resume_advice
+from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.reviews import Continue, Edit, ExitEarly, OpenReview, ReviewAnswer, ReviewDecision
 from ensemble_ray.values.value import utc_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from ensemble_ray.record.stores import RecordedRun, RunStore
-    from ensemble_ray.runs.ports import Runtime
-
 
 _SHOWN_GATES = 5
 
@@ -99,8 +93,6 @@ async def adecide(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingReview:
-    """An open gate and its run."""
-
     review: OpenReview
     run: RecordedRun
     #: reason why the gate cannot be decided although it is open; None: it can
@@ -108,11 +100,7 @@ class PendingReview:
 
 
 async def find_pending(store: RunStore) -> list[PendingReview]:
-    """Return the open gates of all runs of a store, oldest first.
-
-    Raises:
-        RecordError: the store cannot be read.
-    """
+    """Return the open gates of all runs of a store, oldest first."""
     found: list[PendingReview] = []
     for run, facts in await store.gates():
         gates = (gate for gate in fold_gates(facts) if gate.is_open)
@@ -121,11 +109,7 @@ async def find_pending(store: RunStore) -> list[PendingReview]:
 
 
 async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
-    """Return the waiting runs that have all their decisions and can resume, oldest first.
-
-    Raises:
-        RecordError: the store cannot be read.
-    """
+    """Return the waiting runs that have all their decisions and can resume, oldest first."""
     return [
         run
         for run, facts in await store.gates()
@@ -134,12 +118,7 @@ async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
 
 
 async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RecordedRun, Gate]:
-    """Return a run and one of its gates, open or decided.
-
-    Raises:
-        ValidationError: there is no such run or gate, or there are several.
-        RecordError: the record cannot be read.
-    """
+    """Return a run and one of its gates, open or decided; a prefix of its id selects a gate if it is unique."""
     run = await store.find(run_id)
     return run, _choose(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
 
@@ -192,11 +171,7 @@ def _obstacle(run: RecordedRun, gate: Gate) -> Obstacle | None:
 
 
 def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
-    """Return the gate with this id, or the only gate with this id prefix.
-
-    Raises:
-        ValidationError: no gate matches, or several do.
-    """
+    """Return the gate with this id, or the only gate with this id prefix."""
     found = [gate for gate in gates if gate_id and gate.gate_id.startswith(gate_id)]
     exact = [gate for gate in found if gate.gate_id == gate_id]
     if exact or len(found) == 1:
@@ -210,7 +185,6 @@ def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
 
 
 def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
-    """Return the error for a decision that this gate does not accept."""
     named = f"Gate '{gate.gate_id}' of run '{run.run_id}'"
     match obstacle:
         case Obstacle.DECIDED if gate.decided is not None:
@@ -249,7 +223,7 @@ def _this_user() -> str:
 
 
 async def request_end(store: RunStore, run: RecordedRun) -> None:
-    """Ask the owner of a run to end it; if the run has no owner, end it here. The owner needs a moment to end it.
+    """Ask the owner of a run to end it, which needs a moment; if the run has no owner, end it here.
 
     Raises:
         ValidationError: the run has ended.
@@ -264,11 +238,7 @@ async def request_end(store: RunStore, run: RecordedRun) -> None:
 
 
 async def end_unowned(store: RunStore, run_id: str) -> None:
-    """Record the end of a run without an owner.
-
-    Raises:
-        RecordError: the record cannot be written.
-    """
+    """Record the end of a run without an owner, unless another process claims the run at this moment."""
     try:
         owned = await store.claim(run_id)
     except RunExistsError:  # another process resumes the run now and will see the request to end it

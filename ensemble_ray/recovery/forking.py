@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
@@ -16,6 +16,7 @@ from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, RecordedFork
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Persistence
@@ -42,18 +43,14 @@ from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
+from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import RUN, delegating_call, node_key
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
 from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.plan.plan import Plan
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
-    from ensemble_ray.teamfile import Runnable
 
 _log = bounded_logger(__name__)
 _NAMED = 20
@@ -74,26 +71,22 @@ def fork(
     """Start a new run that reuses the record before a task, and wait for its output.
 
     The new run repeats that task and all later work: in a sequential run all later tasks, in a parallel run all tasks
-    that
-    depend on it. It also repeats tasks without an output. It reuses all other tasks as recorded, with the recorded
-    inputs.
-    In loops, phases and graphs, it reuses the work before the named execution and the verdicts of predicates and
-    conditions.
+    that depend on it. It also repeats tasks without an output. It reuses all other tasks as recorded, with the recorded
+    inputs. In loops, phases and graphs, it reuses the work before the named execution and the verdicts of predicates
+    and conditions.
 
     Args:
         run_id: Id of the run to fork, a unique prefix of it, or `latest`; the fork does not change this run.
         from_task: Name of the first task to repeat, or `task-2` for the second task if it has no name. If the run has
-            loops,
-            phases or a graph, also one of their executions or a task in it: `loop:refine#2`,
+            loops, phases or a graph, also one of their executions or a task in it: `loop:refine#2`,
             `graph:triage#4/check#0`.
-        ensemble: The definition, which may differ in the repeated tasks; None: loaded from the source in the run's
-            record.
+        ensemble: The definition, which may differ in the repeated tasks; None: loaded from the recorded source.
         inputs: Values that replace or extend the recorded inputs of repeated tasks.
         runtime: Runtime of the new run; default: the runtime of the forked run.
         new_run_id: Id of the new run; default a fresh UUID.
         allow_changes: Reuse recorded outputs also of tasks with a changed definition.
-        options: Options that the new run changes, such as a larger `max_tokens`; default: those of the forked run,
-            without its tags.
+        options: Options that the new run changes, such as a larger `max_tokens`; default: the options of the forked
+            run, without its tags.
         fields: The same options as keyword arguments, as in `Ensemble.run`.
 
     Raises:
@@ -102,17 +95,10 @@ def fork(
         RecordError: its record is damaged.
         EnsembleError: the new run failed.
     """
-    asked = begin_fork(
-        run_id,
-        from_task,
-        ensemble,
-        inputs=inputs,
-        runtime=runtime,
-        new_run_id=new_run_id,
-        allow_changes=allow_changes,
-        options=merge_options(options, fields),
-    )
-    return join(run_blocking(asked))
+    options = merge_options(options, fields)
+    offered = offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
+    begun = _accept(offered, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, options=options)
+    return join(run_blocking(begun))
 
 
 async def afork(
@@ -128,65 +114,30 @@ async def afork(
     **fields: Unpack[RunFields],
 ) -> EnsembleOutput:
     """`fork` for async code, with the same contract; cancelling it ends the new run first."""
-    asked = begin_fork(
-        run_id,
-        from_task,
-        ensemble,
-        inputs=inputs,
-        runtime=runtime,
-        new_run_id=new_run_id,
-        allow_changes=allow_changes,
-        options=merge_options(options, fields),
-    )
-    return await join_run(await bridge(asked))
+    options = merge_options(options, fields)
+    offered = offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
+    begun = _accept(offered, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, options=options)
+    return await join_run(await bridge(begun))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOffer:
-    """Preview of a fork, made before any fact is written."""
+    """Preview of a fork, made before any fact is written: the work that the new run would reuse and repeat."""
 
-    #: id of the forked run
     run_id: str
     from_task: str
-    #: reused and repeated work
     plan: ForkPlan
     #: descriptions of reused and repeated tasks, by name in the plan; "" for an execution of a unit
     descriptions: Mapping[str, str]
     #: changes in the definition of reused tasks
     differences: Sequence[str]
-    #: definition of the new run
     ensemble: Ensemble
-    #: recorded inputs, with the replaced values
     inputs: Mapping[str, object]
     planned: Planned
     #: first fact of the forked run; with the options of the new run after the offer is accepted
     header: PlanRecorded
     facts: Sequence[Fact]
     store: RunStore
-
-
-async def begin_fork(
-    run_id: str,
-    from_task: str,
-    ensemble: Runnable | None = None,
-    *,
-    inputs: Mapping[str, object] | None = None,
-    runtime: Runtime | str | None = None,
-    new_run_id: str | None = None,
-    allow_changes: bool = False,
-    options: RunOptions | None = None,
-    is_watched: bool = False,
-) -> Run | MapReduceRun:
-    """Begin a fork and return its handle; see `fork`. On the library's loop."""
-    offer = await offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
-    return await accept_fork(
-        offer,
-        runtime=runtime,
-        new_run_id=new_run_id,
-        allow_changes=allow_changes,
-        options=options,
-        is_watched=is_watched,
-    )
 
 
 async def offer_fork(
@@ -197,11 +148,7 @@ async def offer_fork(
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
 ) -> ForkOffer:
-    """Return the repeated and reused work of a fork; see `fork`. Calls no model. On the library's loop.
-
-    Raises:
-        ValidationError: there is no such run or task, or these inputs change the texts of a reused task.
-    """
+    """Return the repeated and reused work of a fork; see `fork`. Calls no model. On the library's loop."""
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     if (await read_head(store, found.run_id)).is_dynamic:
@@ -222,17 +169,14 @@ async def offer_fork(
     with locate_errors(found.location):
         plan = _plan_fork(planned.plan, header, facts, found.run_id, from_task)
     if inputs:
-        _check_inputs(
-            found.run_id,
-            plan.keys,
-            resolve_tasks(definition, {**chosen, **recorded_inputs}),
-            resolve_tasks(definition, chosen),
-        )
+        recorded = resolve_tasks(definition, {**chosen, **recorded_inputs})
+        _check_inputs(found.run_id, plan.keys, recorded, resolve_tasks(definition, chosen))
+    known = {node.key: node.description for node in planned.plan.nodes}  # units have no description
     return ForkOffer(
         run_id=found.run_id,
         from_task=from_task,
         plan=plan,
-        descriptions=_describe(planned.plan, (*plan.reused, *plan.again)),
+        descriptions={name: known.get(name) or known.get(node_key(name), "") for name in (*plan.reused, *plan.again)},
         differences=reused_differences(
             header,
             run_data(planned, _as_run(definition, header)),
@@ -250,20 +194,12 @@ async def offer_fork(
 
 
 def _plan_fork(plan: Plan, header: PlanRecorded, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
-    """Divide the record into reused and repeated work. In a plan with units, tasks may run several times; executions
-    name them.
-    """
+    """Divide the record into reused and repeated work. In a plan with units, executions name the work."""
     before = recorded_plan(header.plan or {})
     if before.units or plan.units:
         return plan_unit_fork(before, plan, facts, run_id, name)
     done = (fact.name for fact in facts if isinstance(fact.data, OutputRecorded))
     return plan_fork(plan, {node_key(each) for each in done if delegating_call(each) is None}, name)
-
-
-def _describe(plan: Plan, names: Sequence[str]) -> dict[str, str]:
-    """Return descriptions of tasks by task name or execution name; units have none."""
-    known = {node.key: node.description for node in plan.nodes}
-    return {name: known.get(name) or known.get(node_key(name), "") for name in names}
 
 
 async def accept_fork(
@@ -274,14 +210,12 @@ async def accept_fork(
     allow_changes: bool = False,
     options: RunOptions | None = None,
     listeners: Sequence[object] = (),
-    is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin the offered run and return its handle; `listeners` receive its events too. On the library's loop.
 
     Raises:
         ValidationError: the definition of a reused task has changed, or the new run would have no record.
         RunExistsError: a run with the new id exists.
-        RecordError: the store cannot be written.
     """
     offer = replace(offer, header=replace(offer.header, options=options_of_fork(offer.header, options)))
     if offer.differences and not allow_changes:
@@ -306,7 +240,12 @@ async def accept_fork(
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
     # `start_resumed` may allow changes: the checks above have judged them.
-    return await start_resumed(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
+    return await start_resumed(chosen, definition, runtime=runtime, allow_changes=True)
+
+
+async def _accept(offered: Awaitable[ForkOffer], **choices: Any) -> Run | MapReduceRun:
+    """Wait for an offer and accept it with these choices of the caller."""
+    return await accept_fork(await offered, **choices)
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:
@@ -336,15 +275,8 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
     try:
         planned, answers = await _plan_with_agents(offer, run_id, copies)
         described = run_data(planned, definition)
-        header = replace(
-            header,
-            plan=described.plan,
-            definition=described.definition,
-            workflow=described.workflow,
-            inputs=described.inputs,
-            agents=described.agents,
-            digest=described.digest,
-        )
+        names = ("plan", "definition", "workflow", "inputs", "agents", "digest")
+        header = replace(header, **{name: getattr(described, name) for name in names})
         first = Fact(run=run_id, name=RUN, at=now, data=header)
         await owned.journal.append((first, *answers, started, *copies), until=Persistence.COMMITTED)
     finally:
@@ -389,20 +321,15 @@ def _as_run(definition: Ensemble, header: PlanRecorded) -> Ensemble:
 
 
 def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, now: ResolvedTasks) -> None:
-    """Refuse inputs that change the texts of reused tasks.
-
-    Raises:
-        ValidationError: the texts of such tasks change; the message names them.
-    """
-    before, after = (dict(zip(each.keys, each.tasks, strict=True)) for each in (recorded, now))
-    changed = [key for key in reused if _texts(before[key]) != _texts(after[key])]
+    """Refuse inputs that change the texts of reused tasks."""
+    before, after = (
+        {key: (task.description, task.expected_output) for key, task in zip(each.keys, each.tasks, strict=True)}
+        for each in (recorded, now)
+    )
+    changed = [key for key in reused if before[key] != after[key]]
     if changed:
         named = ", ".join(f"'{key}'" for key in changed[:_NAMED])
         raise ValidationError(
             f"Fork of run '{run_id}': the other inputs change the texts of tasks whose recorded outputs would be used: "
             f"{named}. Fork from '{changed[0]}' or an earlier task"
         )
-
-
-def _texts(task: Task) -> tuple[str, str]:
-    return task.description, task.expected_output

@@ -1,4 +1,4 @@
-"""Resume a recorded run (S-DUR-35). Recorded calls are not repeated."""
+"""Resume a recorded run (S-DUR-35). The run does not repeat recorded calls."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from ensemble_ray.definition.fields import Durability, OnUnknown
+from ensemble_ray.definition.fields import Durability, OnUnknown, Origin
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.execute.effects import answers_before
-from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.process.context import bounded_logger
@@ -27,25 +28,20 @@ from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore, read_fork_advice
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.record.unknown_outcomes import read_begun_work
+from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import ResumeState
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime, SubmissionReason
 from ensemble_ray.runtime import connect
-from ensemble_ray.teamfile import find_planned_form, load_source
+from ensemble_ray.teamfile import Runnable, find_planned_form, load_source
 from ensemble_ray.values.ids import task_instance
-from ensemble_ray.values.messages import ChatResponse
-from ensemble_ray.values.metrics import Amount, RunBudget
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
+from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.fields import Origin
-    from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
-    from ensemble_ray.teamfile import Runnable
-    from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
 
 async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, definition: Runnable) -> None:
@@ -72,8 +68,7 @@ async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, def
 
 
 _log = bounded_logger(__name__)
-#: Time that processes of a local cluster may survive a killed driver, s; measured: 4 to 10. Interval between checks,
-#: s.
+#: Time that processes of a local cluster may survive a killed driver, s; measured: 4 to 10.
 _ENDING_S = 15.0
 _LOOK_S = 0.2
 #: Timeout for a connection to the head of a cluster on this machine, s.
@@ -100,18 +95,15 @@ def resume(
         ensemble: Its definition; None: loaded from the source in the run's record.
         runtime: Runtime that continues the run; default: its previous runtime.
         options: Options that change from now on, such as a larger `max_tokens`; default: unchanged.
-        take_over: Claim the run even if a process still owns it, such as a frozen one. That process can write no
-            more.
+        take_over: Claim the run even if a process still owns it, such as a frozen one. That process can write no more.
         allow_changes: Continue although the definition differs from the recorded one.
-        fields: The same options as keyword arguments, as in `Ensemble.run`.
         allow_loss: Continue although a part of the record is lost. The run repeats the lost work, except calls of
-            tools that
-            are `once`: their outcome is unknown, and `on_unknown` decides.
+            tools that are `once`: their outcome is unknown, and `on_unknown` decides.
+        fields: The same options as keyword arguments, as in `Ensemble.run`.
 
     Raises:
         ValidationError: there is no such run, it failed, or its definition differs or cannot be loaded; the message
-            names
-            the next step.
+            names the next step.
         RunExistsError: a process owns it.
         RecordError: its record is damaged; the message names the loss.
         EnsembleError: the run failed.
@@ -188,7 +180,10 @@ async def start_resumed(
     header, is_completed = head.header, head.state is RunState.COMPLETED
     options = options_again(facts, options)
     again = definition.with_options(options)
-    progress, spent = await tasks_done(store, found.run_id), await _read_spent(store, found.run_id, again)
+    progress, tally = await tasks_done(store, found.run_id), UsageTally(again.cost_configuration)
+    if _budget(again) is not None:
+        await read_pages(store, found.run_id, kinds_of(*PAID), tally.apply_all)
+    spent = tally.spent
     if head.state is RunState.BUDGET_EXHAUSTED:
         check_larger(found.run_id, head.source.place, recorded_budget(facts), _budget(again), spent)
     if again.durability is Durability.OFF and not is_completed:
@@ -217,14 +212,6 @@ async def start_resumed(
             reported_until=head.reported_until,
         ),
     )
-
-
-async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amount:
-    """Read the cost of the recorded answers of a run, page by page; zero if the run has no budget now."""
-    tally = UsageTally(definition.cost_configuration)
-    if _budget(definition) is not None:
-        await read_pages(store, run_id, kinds_of(*PAID), tally.apply_all)
-    return tally.spent
 
 
 async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
@@ -263,9 +250,7 @@ async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: 
 
 
 async def _is_cluster_there(found: RecordedRun) -> bool:
-    """Return whether the cluster of a run's owner is on this machine and its head answers. A head ends before its
-    processes.
-    """
+    """Return whether the owner's cluster is on this machine and answers. Its head ends before its processes."""
     owner = found.owner_process
     if owner is None or owner[1] != socket.gethostname():
         return False
@@ -311,13 +296,10 @@ def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = Fals
 
 
 def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
-    """Refuse a definition of another kind than the run's."""
     has_plan = find_planned_form(definition) is not None
     if has_plan is not head.is_dynamic:
         return
-    differing = (
-        ("had a plan", "are made while it runs") if not has_plan else ("made its tasks while it ran", "have a plan")
-    )
+    differing = ("made its tasks while it ran", "have a plan") if has_plan else ("had a plan", "are made while it runs")
     raise ValidationError(
         f"Run '{run_id}' {differing[0]}, and the tasks of this {type(definition).__name__} {differing[1]}: "
         "resume it with its original definition"
@@ -358,8 +340,7 @@ async def plan_again(
 ) -> Planned:
     """Return the current plan for these inputs; recorded answers recreate agents that a model created.
 
-    Raises:
-        ValidationError: in a replay, an answer is not recorded. Outside a replay, the agent is created later.
+    In a replay, a missing answer is an error; otherwise such an agent is created later.
     """
     resolved = check(definition, inputs)
     answers = answers_before(facts)

@@ -30,7 +30,7 @@ from ensemble_ray.plan.plan import LoopUnit, Plan
 from ensemble_ray.ports import Clock, Journal, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS
-from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.result import error_of_unit
 from ensemble_ray.record.resume.reading import GivenDirectives
 from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule.hierarchy import violations_of

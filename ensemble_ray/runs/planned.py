@@ -33,16 +33,19 @@ from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
-from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen, manager_failure
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.levels import in_level_order, placed_outcome
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.result import (
+    FailureSeen,
     RunEnd,
     RunResultHead,
     RunResults,
     error_trace,
+    failure_of,
+    failures_seen,
+    manager_failure,
     planned_results,
     summaries,
     violation_trace,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from ensemble_ray.record.history.execution import ExecutionKind, ExecutionStatus
+from ensemble_ray.record.history.executions import ExecutionKind, ExecutionStatus
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 

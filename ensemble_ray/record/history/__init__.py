@@ -18,7 +18,7 @@ from ensemble_ray.record.history.changes import (
     RunStarted,
     WorkRecorded,
 )
-from ensemble_ray.record.history.execution import RecordedExecution
+from ensemble_ray.record.history.executions import RecordedExecution
 from ensemble_ray.record.history.run_history import RunHistory
 
 __all__ = [

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Union
+from collections.abc import Mapping
+from typing import NamedTuple, Union
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import (
-        PlanRecorded,
-        RecordedOutput,
-        ReviewDecided,
-        ReviewRequested,
-        RunEnded,
-        RunResumed,
-    )
-    from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
-    from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
-    from ensemble_ray.values.delegation import DelegationRequest
-    from ensemble_ray.values.messages import ToolCall
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import (
+    PlanRecorded,
+    RecordedOutput,
+    ReviewDecided,
+    ReviewRequested,
+    RunEnded,
+    RunResumed,
+)
+from ensemble_ray.record.history.executions import ExecutionStatus, RecordedExecution
+from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
+from ensemble_ray.values.delegation import DelegationRequest
+from ensemble_ray.values.messages import ToolCall
 
 
 class RunStarted(NamedTuple):
@@ -147,7 +145,6 @@ class WorkRecorded(NamedTuple):
     model_calls: int = 0
 
 
-#: A change of one execution.
 ExecutionChange = Union[  # noqa: UP007  a name for the union, also at run time
     ExecutionStarted,
     ExecutionEnded,

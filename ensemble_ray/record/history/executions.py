@@ -7,19 +7,175 @@ and a phase when an attempt is completed and no other follows. The end of the ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
 
-from ensemble_ray.plan.plan import MANAGER_KEY, GraphUnit, LoopUnit, PhaseUnit, members_of
-from ensemble_ray.record.history.execution import UNIT_KINDS, RecordedExecution
+from ensemble_ray.facts.effects import ToolIntended
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import ReviewRequested
+from ensemble_ray.plan.plan import MANAGER_KEY, GraphUnit, LoopUnit, Node, PhaseUnit, Plan, Unit, members_of
 from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
-from ensemble_ray.schedule.instructions import IterationEnded, PhaseResult
+from ensemble_ray.schedule.instructions import End, IterationEnded, PhaseResult, StepEnded
+from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import delegating_call, instance_of, key_of, node_key
+from ensemble_ray.values.messages import ToolCall
 
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Node, Plan, Unit
-    from ensemble_ray.record.history.execution import ExecutionKind, ExecutionStatus
-    from ensemble_ray.schedule.instructions import End, StepEnded
+ExecutionKind = Literal[
+    "task",
+    "handler",
+    "manager",
+    "delegation",
+    "map",
+    "reduce",
+    "final-reduce",
+    "direct",
+    "loop",
+    "iteration",
+    "phase",
+    "attempt",
+    "graph",
+    "state",
+]
+ExecutionStatus = Literal[
+    "pending", "running", "waiting", "completed", "failed", "exited", "skipped", "cancelled", "interrupted"
+]
+UNIT_KINDS: frozenset[ExecutionKind] = frozenset({"loop", "phase", "graph"})
+ROUND_KINDS: frozenset[ExecutionKind] = frozenset({"iteration", "attempt", "state"})
+_RESULTS: frozenset[ExecutionStatus] = frozenset({"completed", "failed", "exited"})
+_ENDS: frozenset[ExecutionStatus] = frozenset({*_RESULTS, "skipped", "cancelled", "interrupted"})
+_ERROR = 300
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RecordedExecution:
+    """One execution. Times are Unix times, s."""
+
+    id: str
+    kind: ExecutionKind
+    #: key of its task or unit in the plan; None if it is in no plan
+    node: str | None = None
+    #: the unit, the execution of a unit, or the delegating task that it is part of
+    parent: RecordedExecution | None = None
+    agent: str = ""
+    #: 1-based for an execution of a unit; 0-based within the level for an item or a reduce
+    number: int | None = None
+    #: in the tree of a map-reduce
+    level: int | None = None
+    #: description of delegated work, or name of a graph's state for its step
+    label: str = ""
+    status: ExecutionStatus = "pending"
+    attempts: int = 0
+    epoch: int | None = None
+    #: whether a change reported its start, or the end of an execution of a unit
+    is_announced: bool = False
+    wanted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    #: one line
+    error: str | None = None
+    requested: tuple[ToolCall, ...] = ()
+    #: calls without a result, by name; None if there are none
+    open_calls: dict[str, ToolIntended] | None = None
+    #: open review gates, by name; None if there are none
+    gates: dict[str, Fact[ReviewRequested]] | None = None
+    #: executions of a unit, or members of an execution of a unit; None if none has begun
+    children: dict[str, RecordedExecution] | None = None
+    changed: int = 0
+    version: int = 0
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it is a loop, a phase, a graph or an execution of one, which only has members."""
+        return self.kind in UNIT_KINDS or self.kind in ROUND_KINDS
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has ended; it may still start again when the run is resumed."""
+        return self.status in _ENDS
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it completed, failed or ended the run."""
+        return self.status in _RESULTS
+
+    @property
+    def task(self) -> RecordedExecution:
+        """The task of the plan that it belongs to, at any depth of delegation."""
+        found = self
+        while found.kind == "delegation" and found.parent is not None:
+            found = found.parent
+        return found
+
+    def touch(self, seq: int) -> None:
+        self.changed = max(self.changed, seq)
+        self.version += 1
+
+    def want(self, at: float) -> None:
+        if self.wanted_at is None or self.status in _ENDS:
+            self.wanted_at = at
+        self.attempts = max(1, self.attempts)
+        self.started_at = at if self.started_at is None else self.started_at
+        self.ended_at, self.status = None, "running"
+
+    def dispatch(self, epoch: int) -> None:
+        """Note the epoch of a fact: a higher one is another attempt."""
+        if self.epoch is None:
+            self.epoch = epoch
+        elif epoch > self.epoch:
+            self.epoch = epoch
+            self.attempts += 1
+
+    def begin(self, at: float) -> None:
+        if self.started_at is None or at < self.started_at:
+            self.started_at = at
+        if not self.attempts:
+            self.attempts = 1
+        if self.status not in _ENDS or self.status in {"interrupted", "skipped"}:
+            self.status, self.ended_at = "waiting" if self.gates else "running", None
+
+    def open_call(self, name: str, intent: ToolIntended) -> None:
+        if self.open_calls is None:
+            self.open_calls = {}
+        self.open_calls[name] = intent
+
+    def close_call(self, name: str) -> ToolIntended | None:
+        """Note a call that ended and return its intent, or None if it had none."""
+        if self.open_calls is None:
+            return None
+        intent = self.open_calls.pop(name, None)
+        if not self.open_calls:
+            self.open_calls = None
+        return intent
+
+    def open_gate(self, fact: Fact[ReviewRequested]) -> None:
+        if self.gates is None:
+            self.gates = {}
+        self.gates.setdefault(fact.name, fact)
+        self.status = "waiting"
+
+    def close_gate(self, name: str) -> Fact[ReviewRequested] | None:
+        """Note a decision at a gate and return its request, or None if no such gate was open."""
+        asked = None if self.gates is None else self.gates.pop(name, None)
+        if not self.gates:
+            self.gates = None
+            if self.status not in _ENDS:
+                self.status = "running"
+        return asked
+
+    def end(self, status: ExecutionStatus, at: float, error: str | None = None) -> None:
+        self.status, self.ended_at, self.requested = status, at, ()
+        self.error = None if error is None else str(one_line(error, _ERROR))
+
+    def close(self, status: ExecutionStatus, at: float | None) -> None:
+        """Set the status of a unit or of an execution of one; the time is used only if the status is an end."""
+        self.status = status
+        self.ended_at = at if status in _ENDS else None
+
+    def resume(self) -> None:
+        if self.status in {"cancelled", "skipped", "interrupted", "running"}:
+            self.status, self.ended_at, self.error = "pending", None, None
+
 
 _END_STATE = "__END__"
 #: Kinds of units and of their executions, by the beginning of their keys.
@@ -37,8 +193,6 @@ class ExecutionTree:
     Attributes:
         found: Executions by instance; units by their path without an occurrence.
         left_out: Hashes of the instances beyond the limit.
-        nodes: The plan's tasks by key.
-        units: Its loops, phases and graphs by key.
         seq: Position of the last fact.
     """
 
@@ -57,7 +211,6 @@ class ExecutionTree:
     # Executions.
 
     def begin(self, plan: Plan, *, is_dynamic: bool) -> None:
-        """Read the plan."""
         self._is_dynamic = is_dynamic
         self._is_hierarchical = plan.hierarchy is not None
         self.nodes = {node.key: node for node in plan.nodes}
@@ -125,7 +278,11 @@ class ExecutionTree:
             return RecordedExecution(id=instance, kind="delegation")
         node = self.nodes.get(key)
         if node is not None:
-            kind = self._kind_of(node)
+            kind = "task" if node.agent_key is not None else "handler"
+            if self._is_hierarchical and node.key == MANAGER_KEY:
+                kind = "manager"
+            elif node.node_type in _LEVEL_KINDS:
+                kind = cast("ExecutionKind", node.node_type)
             return RecordedExecution(id=instance, kind=kind, node=node.key, agent=node.agent_role, level=node.level)
         return self._make_dynamic(instance, key) if self._is_dynamic else RecordedExecution(id=instance, kind="task")
 
@@ -138,13 +295,6 @@ class ExecutionTree:
             return RecordedExecution(id=instance, kind="task", level=self._levels.get(key))
         level, number = position
         return RecordedExecution(id=instance, kind="reduce" if level else "map", level=level, number=number)
-
-    def _kind_of(self, node: Node) -> ExecutionKind:
-        if self._is_hierarchical and node.key == MANAGER_KEY:
-            return "manager"
-        if node.node_type in _LEVEL_KINDS:
-            return cast("ExecutionKind", node.node_type)
-        return "handler" if node.agent_key is None else "task"
 
     def _kinds_of(self, key: str) -> tuple[ExecutionKind, ExecutionKind] | None:
         """Return the kinds of a unit of that key and of its executions, or None for a task."""
@@ -240,7 +390,6 @@ class ExecutionTree:
         return found
 
     def complete(self, path: str, at: float) -> None:
-        """Note that a unit is completed."""
         found = self.get(path)
         found.close("completed", at)
         self.mark(found)
@@ -264,7 +413,9 @@ class ExecutionTree:
 
     def close(self, begun: ExecutionStatus, pending: ExecutionStatus, at: float) -> None:
         """End all executions: `begun` is the new status of the active ones, `pending` of the others."""
-        for each in self._open_tasks():
+        for each in self.found.values():
+            if each.is_ended or each.is_unit:
+                continue
             if each.status in {"running", "waiting"}:
                 each.end(begun, max(at, each.started_at or at))
             elif each.status != pending:
@@ -284,9 +435,6 @@ class ExecutionTree:
             is_done = bool(inside) and all(each.status == "completed" for each in inside)
             unit.close("completed" if is_done and begun != "interrupted" else begun, at)
             self.mark(unit)
-
-    def _open_tasks(self) -> Iterator[RecordedExecution]:
-        return (each for each in self.found.values() if not each.is_ended and not each.is_unit)
 
 
 def _is_running_on(parent: RecordedExecution, child: RecordedExecution) -> bool:
@@ -310,6 +458,5 @@ def _close_rounds(unit: RecordedExecution, status: ExecutionStatus, at: float | 
 
 
 def _last_end(parent: RecordedExecution) -> float | None:
-    """Return when the last member ended, or None if none did."""
     inside = (each.ended_at for each in parent.children.values()) if parent.children else ()
     return max((at for at in inside if at is not None), default=None)

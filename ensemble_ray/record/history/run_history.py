@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -17,7 +17,7 @@ from ensemble_ray.facts.effects import (
     is_making_agent,
     read_request,
 )
-from ensemble_ray.facts.fact import as_mapping, as_text
+from ensemble_ray.facts.fact import Fact, FactData, as_mapping, as_text
 from ensemble_ray.facts.runs import (
     ExitRecorded,
     FailureRecorded,
@@ -32,25 +32,19 @@ from ensemble_ray.facts.runs import (
     RunResumed,
     StimulusRecorded,
 )
-from ensemble_ray.plan.plan import MANAGER_KEY
+from ensemble_ray.plan.plan import MANAGER_KEY, Node, Unit
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import changes
-from ensemble_ray.record.history.executions import ExecutionTree
+from ensemble_ray.record.history.changes import Change
+from ensemble_ray.record.history.executions import ExecutionStatus, ExecutionTree, RecordedExecution
 from ensemble_ray.record.identity.map_reduce import map_key
 from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, read_stimulus, readable_plan, recorded_plan
 from ensemble_ray.record.totals import UsageTally
-from ensemble_ray.schedule.instructions import Announce, End, Skip, Start, UntilHolds
+from ensemble_ray.schedule.instructions import Announce, End, Instruction, Skip, Start, UntilHolds
 from ensemble_ray.schedule.stimuli import Cancelled, Evaluated, Failed, Waiting
 from ensemble_ray.values.delegation import spoken_role
 from ensemble_ray.values.ids import RUN, delegated_instance, instance_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact, FactData
-    from ensemble_ray.plan.plan import Node, Unit
-    from ensemble_ray.record.history.changes import Change
-    from ensemble_ray.record.history.execution import ExecutionStatus, RecordedExecution
-    from ensemble_ray.schedule.instructions import Instruction
 
 _REFLECTION = "reflect:"
 #: Stimuli that the history interprets; the source interprets the others.
@@ -61,7 +55,7 @@ class RunHistory:
     """The state of one run, up to the last applied fact. It stores texts of open calls, reviews and delegations only.
 
     Attributes:
-        head: How the run began and its state.
+        executions: By instance, units by their path, in the order of their first facts.
         plan: The recorded plan; a plan without tasks if the run makes its tasks dynamically.
         started_at: When the run began, Unix time, s; None if no fact is recorded.
         end: Its end; None if it has none, was resumed after it, or waits for reviews.
@@ -77,10 +71,8 @@ class RunHistory:
         Args:
             facts: The first facts.
             limit: How many executions to store; `left_out` counts the others.
-            has_details: Whether to store the facts of executions, for readers that show all details. Such a history
-                reads as much as it can of a damaged plan, and does not follow the run's source: it contains only
-                executions with facts.
-                facts.
+            has_details: Whether to store the facts of executions. Such a history reads as much as it can of a damaged
+                plan, and does not follow the run's source: it contains only executions with facts.
         """
         self.head = RunHead()
         self.plan = readable_plan(self.head.header)
@@ -88,6 +80,7 @@ class RunHistory:
         self.end: Fact[RunEnded] | None = None
         self.totals = UsageTally()
         self._tree = ExecutionTree(limit)
+        self.executions: Mapping[str, RecordedExecution] = self._tree.found
         self._source: ReplayedSource | None = None
         self._roles: Mapping[str, str] = {}
         self._delegations: dict[str, changes.Delegation] = {}
@@ -102,11 +95,6 @@ class RunHistory:
             self.apply(fact)
 
     @property
-    def executions(self) -> Mapping[str, RecordedExecution]:
-        """All executions by instance, units by their path, in the order of their first facts."""
-        return self._tree.found
-
-    @property
     def left_out(self) -> int:
         """How many executions are beyond the limit."""
         return len(self._tree.left_out)
@@ -118,20 +106,13 @@ class RunHistory:
 
     @property
     def nodes(self) -> Mapping[str, Node]:
-        """The plan's tasks by key."""
         return self._tree.nodes
 
     @property
     def units(self) -> Mapping[str, Unit]:
-        """The plan's loops, phases and graphs by key."""
         return self._tree.units
 
     def apply(self, fact: Fact) -> Sequence[Change]:
-        """Apply the next fact and return its changes.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
         self._found = []
         self._tree.seq = fact.seq
         self.totals.apply(fact)
@@ -180,7 +161,6 @@ class RunHistory:
         return next((role for role in self._roles.values() if spoken_role(role) == spoken_role(asked)), asked)
 
     def _keep(self, fact: Fact) -> None:
-        """Store the details of a fact."""
         instance, is_stimulus = fact.instance, isinstance(fact.data, StimulusRecorded)
         if (is_stimulus or isinstance(fact.data, RunResumed)) and self.has_units:
             self.stimuli.take((fact,))
@@ -266,7 +246,6 @@ class RunHistory:
             self._follow(self._source.apply(fact), fact, at)
 
     def _follow(self, wanted: Sequence[Instruction], fact: Fact, at: float) -> None:
-        """Apply the instructions of the run's source."""
         for each in wanted:
             match each:
                 case Start(instance=instance):
@@ -304,7 +283,11 @@ class RunHistory:
 
     def _apply_work(self, fact: Fact, rule: Callable[..., None]) -> None:
         instance = fact.instance
-        if instance == RUN or is_making_agent(fact) or (_REFLECTION in instance and _is_reflection(instance)):
+        if (
+            instance == RUN
+            or is_making_agent(fact)
+            or (_REFLECTION in instance and node_key(instance).startswith(_REFLECTION))
+        ):
             return
         execution = self._tree.get(instance)
         task = execution.task if execution.kind == "delegation" else execution
@@ -415,7 +398,3 @@ class RunHistory:
         FailureRecorded: _apply_failure,
         ExitRecorded: _apply_exit,
     }
-
-
-def _is_reflection(instance: str) -> bool:
-    return node_key(instance).startswith(_REFLECTION)

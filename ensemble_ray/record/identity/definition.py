@@ -9,34 +9,30 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import zip_longest
-from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 import pydantic
 
-from ensemble_ray.definition.agent import effect_of_runner
+from ensemble_ray.definition.agent import Agent, effect_of_runner
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.graph import Graph
+from ensemble_ray.definition.loop import Loop
+from ensemble_ray.definition.phase import Phase
+from ensemble_ray.definition.task import ReflectionConfig, Task
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.task_output import full_name
 from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.definition.ensemble import EnsembleDefinition
-    from ensemble_ray.definition.graph import Graph
-    from ensemble_ray.definition.loop import Loop
-    from ensemble_ray.definition.phase import Phase
-    from ensemble_ray.definition.task import ReflectionConfig, Task
     from ensemble_ray.plan.planner import Planned
 
 
@@ -45,7 +41,6 @@ _OWN = ("ensemble_ray.", "actors.")
 
 
 def recorded_name(cls: type[object]) -> str:
-    """Return the name of a class in records."""
     return stable_name(full_name(cls))
 
 
@@ -68,7 +63,6 @@ def stable_name(name: str) -> str:
 
 #: Recorded digits of a hash: enough to distinguish versions of one function.
 _DIGITS = 16
-#: Packages of the library's code.
 _OWN_PACKAGES = ("ensemble_ray", "actors")
 #: Packages of base classes that are not the user's code.
 _FOREIGN = ("builtins", "abc", "typing", "pydantic", "enum", *_OWN_PACKAGES)
@@ -83,9 +77,9 @@ def identity_of(target: object) -> dict[str, object]:
     function = inspect.unwrap(cast("Callable[..., object]", getattr(target, "__func__", target)))
     if not isinstance(function, FunctionType):
         if inspect.isbuiltin(function):
-            return _name_of(function.__module__ or "builtins", function.__qualname__)
+            return {"callable": stable_name(f"{function.__module__ or 'builtins'}.{function.__qualname__}")}
         return class_identity(type(target))
-    named = _name_of(function.__module__, function.__qualname__)
+    named: dict[str, object] = {"callable": stable_name(f"{function.__module__}.{function.__qualname__}")}
     return named if _is_of(function.__module__, _OWN_PACKAGES) else {**named, "source": _source_hash(function.__code__)}
 
 
@@ -93,10 +87,6 @@ def class_identity(cls: type[object]) -> dict[str, object]:
     """Return name and source hash of a class. The hash includes methods inherited from the user's other classes."""
     named: dict[str, object] = {"callable": recorded_name(cls)}
     return named if _is_of(cls.__module__, _OWN_PACKAGES) else {**named, "source": _class_hash(cls)}
-
-
-def _name_of(module: str | None, name: str) -> dict[str, object]:
-    return {"callable": stable_name(f"{module}.{name}")}
 
 
 def _is_of(module: str | None, packages: tuple[str, ...]) -> bool:
@@ -120,13 +110,13 @@ def _source_hash(code: CodeType) -> str:
 
 def _bytecode(code: CodeType) -> str:
     """Return a text of a function without available source: its bytecode, names and constants."""
-    constants = [_bytecode(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
+    constants: list[str] = []
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            constants.append(_bytecode(each))
+        else:  # sorted, because the order of a set differs between processes
+            constants.append(str(sorted(map(repr, each))) if isinstance(each, frozenset) else repr(each))
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
-
-
-def _constant(value: object) -> str:
-    """Return a text of a constant that is equal in all processes."""
-    return str(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
 
 
 def _class_hash(cls: type[object]) -> str:
@@ -150,7 +140,6 @@ def _class_hash(cls: type[object]) -> str:
 #: The hidden id of a definition: for look-up inside one process, never recorded.
 _HIDDEN = "object_id"
 _ABSENT = object()
-#: Longest text of a value in a difference, characters.
 _SHOWN = 60
 
 
@@ -167,8 +156,6 @@ def digest_of(data: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One different field, with its values as messages show them."""
-
     path: str
     recorded: str
     current: str
@@ -183,7 +170,6 @@ def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -
 
 
 def compare_fields(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
-    """Return the differences, field by field."""
     found: list[FieldDifference] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)
     return found
@@ -207,13 +193,10 @@ def _compare(old: object, new: object, path: str, found: list[FieldDifference]) 
         pairs = zip_longest(cast("Sequence[object]", old), cast("Sequence[object]", new), fillvalue=_ABSENT)
         for position, (left, right) in enumerate(pairs):
             _compare(left, right, f"{path}.{position}" if path else str(position), found)
-    elif old != new and not _is_same_name(old, new):
+    elif isinstance(old, str) and isinstance(new, str) and stable_name(old) == stable_name(new):
+        pass  # library code may have moved between modules
+    elif old != new:
         found.append(FieldDifference(path or "value", _format(old), _format(new)))
-
-
-def _is_same_name(old: object, new: object) -> bool:
-    """Whether both are names of the same library code, which has moved between modules."""
-    return isinstance(old, str) and isinstance(new, str) and stable_name(old) == stable_name(new)
 
 
 def _format(value: object) -> str:
@@ -222,7 +205,6 @@ def _format(value: object) -> str:
 
 
 def memory_data(definition: EnsembleDefinition) -> dict[str, object] | None:
-    """Return the kinds of memory of a definition, or None."""
     memory, store = definition.memory, definition.memory_store
     if memory is None and store is None:
         return None
@@ -243,23 +225,6 @@ def memory_data(definition: EnsembleDefinition) -> dict[str, object] | None:
     return data
 
 
-#: Fields of a task that are recorded unless they are empty; its texts are in the plan.
-_TASK_FIELDS = itemgetter(
-    "handler",
-    "output_type",
-    "input_guardrails",
-    "output_guardrails",
-    "history",
-    "revision_feedback",
-    "memory_scopes",
-    "context_budget",
-    "review",
-    "before_review",
-    "reflection_config",
-    "llm",
-)
-#: Their values for a task with texts only.
-_PLAIN = (None, None, (), (), (), None, (), None, None, None, None)
 #: Request options that may contain keys or addresses. Of the body, only the hash is recorded.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -270,12 +235,7 @@ _LIMITED_MODELS = "ensemble_ray.llm.rate_limited"
 
 
 def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """Return the data of a definition in one run.
-
-    Args:
-        planned: The run's final tasks and agents.
-        definition: The ensemble's other settings.
-    """
+    """Return the data of a definition in one run, from its final tasks and agents and the other settings."""
     data: dict[str, object] = {
         "agents": {key: _agent(agent) for key, agent in planned.agents.items()},
         "tasks": {key: found for key, task in planned.tasks.items() if (found := _task(task))},
@@ -288,12 +248,18 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         data["on_incomplete"] = definition.on_incomplete
     if definition.review_policy != "never":
         data["review_policy"] = definition.review_policy.value
-    if planned.units:
-        asked = {key: found for key, unit in planned.units.items() if (found := _unit(unit))}
-        if asked:
-            data["units"] = asked
-    if planned.peers:
-        data["delegation"] = _delegation(planned, definition)
+    if asked := {key: found for key, unit in planned.units.items() if (found := _unit(unit))}:
+        data["units"] = asked
+    if planned.peers:  # limits of time and repetitions do not decide whether work may be delegated
+        delegation: dict[str, object] = {"max_depth": definition.max_delegation_depth}
+        if definition.delegation_policies:
+            delegation["policies"] = [
+                class_identity(type(policy)) if hasattr(policy, "evaluate") else identity_of(policy)
+                for policy in definition.delegation_policies
+            ]
+        if planned.plan.hierarchy is not None and definition.manager_prompt_strategy is not None:
+            delegation["manager_prompts"] = class_identity(type(definition.manager_prompt_strategy))
+        data["delegation"] = delegation
     if (memory := memory_data(definition)) is not None:
         data["memory"] = memory
     return data
@@ -322,11 +288,10 @@ def task_data(task: Task) -> dict[str, object]:
         data["agent"] = {**{name: text for name, text in shown.items() if text}, **_agent(agent)}
     elif task.tools:
         data["tools"] = _tools(task.tools)
-    return {**data, **(_task(task) or {})}
+    return {**data, **_task(task)}
 
 
 def _agent(agent: Agent) -> dict[str, object]:
-    """Return the model, tools and settings of an agent; its role, goal and background are in the plan."""
     data: dict[str, object]
     if agent.runner is None:
         data = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
@@ -344,35 +309,19 @@ def _agent(agent: Agent) -> dict[str, object]:
     return data
 
 
-def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """Return the settings that decide whether work may be delegated. Limits of time and repetitions are omitted."""
-    data: dict[str, object] = {"max_depth": definition.max_delegation_depth}
-    if definition.delegation_policies:
-        data["policies"] = [_describe_method(policy, "evaluate") for policy in definition.delegation_policies]
-    if planned.plan.hierarchy is not None and definition.manager_prompt_strategy is not None:
-        data["manager_prompts"] = class_identity(type(definition.manager_prompt_strategy))
-    return data
-
-
-def _describe_method(target: object, method: str) -> dict[str, object]:
-    """Return the identity of a callable, or of a user's object with that method."""
-    return class_identity(type(target)) if hasattr(target, method) else identity_of(target)
-
-
-def _task(task: Task) -> dict[str, object] | None:
-    fields = task.__dict__  # bypass pydantic's attribute hook: this runs for every task
-    if _TASK_FIELDS(fields) == _PLAIN:
-        return None
+def _task(task: Task) -> dict[str, object]:
+    """Return the fields of a task that decide its work; its texts are in the plan."""
     data: dict[str, object] = {} if task.llm is None else {"llm": model_data(task.llm)}
     if task.handler is not None:
-        data["handler"] = _handler(task.handler)
-        effect: object = fields.get("effect")
-        if effect is not None:
-            data["effect"] = effect
+        from ensemble_ray.tools.tool import AgentTool  # runs without tools do not need it
+
+        data["handler"] = _tool(task.handler) if isinstance(task.handler, AgentTool) else identity_of(task.handler)
+        if task.effect is not None:
+            data["effect"] = task.effect
     if task.output_type is not None:
         data["output_type"] = _schema(cast("Hashable", task.output_type))
         data["max_output_retries"] = task.max_output_retries
-    data |= _checks(fields)
+    data |= _checks(task)
     if task.history:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.memory_scopes:
@@ -382,8 +331,7 @@ def _task(task: Task) -> dict[str, object] | None:
     if task.context_budget is not None:
         data["context_budget"] = task.context_budget
     if task.revision_feedback is not None:
-        revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
-        data["revision"] = list(revision)
+        data["revision"] = [task.revision_feedback, task.prior_attempt_output, task.attempt_number]
     return data
 
 
@@ -394,24 +342,20 @@ def _reflection(config: ReflectionConfig) -> dict[str, object]:
     return {} if config.model is None else {"llm": model_data(config.model)}
 
 
-def _checks(fields: Mapping[str, Any]) -> dict[str, object]:
-    """Return the guardrails and gates of a task."""
+def _checks(task: Task) -> dict[str, object]:
     data: dict[str, object] = {}
     for name in ("input_guardrails", "output_guardrails"):
-        if fields[name]:
-            data[name] = [identity_of(each) for each in fields[name]]
+        if checks := getattr(task, name):
+            data[name] = [identity_of(each) for each in checks]
     for name in ("before_review", "review"):
-        if fields[name] is not None:
-            data[name] = fields[name].model_dump(mode="json", exclude_defaults=True)
+        if (review := getattr(task, name)) is not None:
+            data[name] = review.model_dump(mode="json", exclude_defaults=True)
     return data
 
 
 def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
     """Return the callables that control a unit; names, caps and modes are in the plan."""
-    from ensemble_ray.definition.graph import (
-        Graph,  # plans without units do not need them
-        GraphEdge,
-    )
+    from ensemble_ray.definition.graph import Graph, GraphEdge  # plans without units do not need them
     from ensemble_ray.definition.loop import Loop
 
     if isinstance(unit, Loop):
@@ -438,12 +382,6 @@ def _predicate(until: object) -> dict[str, object]:
     if until.condition is not None:
         data["condition"] = identity_of(until.condition)
     return data
-
-
-def _handler(handler: object) -> dict[str, object]:
-    from ensemble_ray.tools.tool import AgentTool  # runs without tools do not need it
-
-    return _tool(handler) if isinstance(handler, AgentTool) else identity_of(handler)
 
 
 # Models.
@@ -485,12 +423,8 @@ def _options(options: Mapping[str, object]) -> dict[str, object]:
 
 def _tools(entries: Sequence[object]) -> dict[str, object]:
     """Return tools by name, so that a difference names the tool; the order of their names is in the plan."""
-    from ensemble_ray.tools.tool import (  # runs without tools do not need them
-        AgentTool,
-        DynamicToolProvider,
-        marked_functions,
-        tool_mark,
-    )
+    # Runs without tools do not need them.
+    from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, marked_functions, tool_mark
 
     data: dict[str, object] = {}
     for entry in entries:
@@ -498,28 +432,14 @@ def _tools(entries: Sequence[object]) -> dict[str, object]:
             data[entry.name] = _tool(entry)
         elif isinstance(entry, DynamicToolProvider):
             data[type(entry).__name__] = class_identity(type(entry))
-        elif tool_mark(entry) is not None:
-            data[_tool_name(entry)] = _describe_mark(entry)
         else:
-            for method in marked_functions(type(entry)):
-                bound = getattr(entry, method)
-                data[_tool_name(bound)] = _describe_mark(bound)
+            is_marked = tool_mark(entry) is not None
+            functions = [entry] if is_marked else [getattr(entry, name) for name in marked_functions(type(entry))]
+            for function in functions:
+                if (mark := tool_mark(function)) is not None:
+                    named = {"description": mark.description, "effect": mark.effect}
+                    data[mark.name] = {**identity_of(function), **named}
     return data
-
-
-def _tool_name(entry: object) -> str:
-    from ensemble_ray.tools.tool import tool_mark
-
-    mark = tool_mark(entry)
-    return "" if mark is None else mark.name
-
-
-def _describe_mark(entry: object) -> dict[str, object]:
-    from ensemble_ray.tools.tool import tool_mark
-
-    mark = tool_mark(entry)
-    mark_data = {} if mark is None else {"description": mark.description, "effect": mark.effect}
-    return {**identity_of(entry), **mark_data}
 
 
 def _tool(tool: object) -> dict[str, object]:
@@ -539,7 +459,6 @@ def _tool(tool: object) -> dict[str, object]:
 
 @lru_cache(maxsize=256)
 def _schema(output_type: Hashable) -> object:
-    """Return the JSON schema of an output type, or its name if it has no schema."""
     try:
         return pydantic.TypeAdapter(cast("type[object]", output_type)).json_schema()
     except (pydantic.errors.PydanticUserError, TypeError):

@@ -23,7 +23,6 @@ DIRECT = "direct"
 FINAL = "final-reduce"
 #: Hexadecimal digits of an item's hash: enough to detect a change, but short, as there may be millions.
 DIGEST_DIGITS = 16
-#: Fields with the user's code that decides the work.
 _CALLABLES = (
     "map_task",
     "map_agent",
@@ -47,7 +46,6 @@ _RULES = (
     "parallel_error_strategy",
 )
 _TASK_KEY = re.compile(r"(?:map-(?P<index>\d+)|reduce-(?P<level>\d+)-(?P<number>\d+))")
-#: A memory address in a `repr`.
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 
 
@@ -70,14 +68,7 @@ def is_of_items(instance: str) -> bool:
 def map_reduce_run_data(
     definition: object, *, workflow: str, inputs: Mapping[str, object], items: Mapping[str, object]
 ) -> PlanRecorded:
-    """Return the first fact of a dynamic run, like `run_data` for planned runs (S-DUR-36).
-
-    Args:
-        definition: The ensemble; its fields for map-reduce are recorded.
-        workflow: `map_reduce_static`, `map_reduce_adaptive` or `map`.
-        inputs: The inputs of this run.
-        items: A description of the source for people. The items show whether the source is the same (S-MR-162).
-    """
+    """Return the first fact of a dynamic run (S-DUR-36); `items` describes the source for people."""
     rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
     described: dict[str, object] = {
         name: _factory_data(value)
@@ -114,12 +105,10 @@ def _factory_data(factory: object) -> dict[str, object]:
 
 
 def map_key(index: int) -> str:
-    """Return the key of an item's map task."""
     return f"map-{index}"
 
 
 def reduce_key(level: int, number: int) -> str:
-    """Return the key of a reduce other than the final one."""
     return f"reduce-{level}-{number}"
 
 
@@ -141,10 +130,9 @@ class _Unnameable(Exception):  # noqa: N818  no error: the item cannot be compar
 
 
 def item_digest(item: object) -> str:
-    """Return a hash that is equal in all processes; empty for an item that cannot be compared (S-MR-162).
+    """Return a hash of the JSON text that is equal in all processes; empty if the item cannot be compared (S-MR-162).
 
-    It is the hash of the JSON text. A value that JSON cannot represent is replaced by its `repr`, unless that contains
-    an address.
+    A value that JSON cannot represent is replaced by its `repr`, unless that contains an address.
     """
     try:
         try:

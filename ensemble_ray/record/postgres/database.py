@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.process.context import bounded_logger
@@ -24,6 +24,11 @@ from ensemble_ray.process.postgres_server import (
 )
 from ensemble_ray.record.stores import resume_advice
 
+if TYPE_CHECKING:
+    import psycopg
+
+#: The driver types rows as tuples of any values.
+Connection: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
 #: Version of these tables; readers refuse a newer one.
 FORMAT = 1
 SCHEMA = "ensemble_ray"
@@ -159,11 +164,6 @@ SELECT current_setting('server_encoding'),
 
 
 async def has_schema(connection: Connection, location: str) -> bool:
-    """Whether the database has the tables of records.
-
-    Raises:
-        RecordError: they have a newer format.
-    """
     cursor = await connection.execute(_EXISTS)
     row = await cursor.fetchone()
     if row is None or not row[0]:
@@ -172,20 +172,16 @@ async def has_schema(connection: Connection, location: str) -> bool:
     row = await cursor.fetchone()
     version = row[0] if row else None
     if not isinstance(version, int) or version > FORMAT:
-        msg = (
+        raise RecordError(
             f"The records in {location} are of format {version}, this version of ensemble-ray knows {FORMAT}: "
-            "upgrade it, or use another database"
+            "upgrade it, or use another database",
+            location,
         )
-        raise RecordError(msg, location)
     return True
 
 
 async def flaw_of(connection: Connection) -> str:
-    """Return why runs cannot be recorded in the database, with or without its tables; empty if they can.
-
-    Raises:
-        Error: psycopg's.
-    """
+    """Return why runs cannot be recorded in the database, with or without its tables; empty if they can."""
     row = await (await connection.execute(_RIGHTS)).fetchone()
     encoding, is_read_only, may_create, may_write = row or ("?", False, False, None)
     if is_read_only:
@@ -200,18 +196,16 @@ async def flaw_of(connection: Connection) -> str:
 
 
 async def ensure_schema(connection: Connection, location: str) -> None:
-    """Create the tables if they are missing. Several processes may call this concurrently.
-
-    Raises:
-        RecordError: the tables have a newer format, or the database cannot store texts.
-    """
+    """Create the tables if they are missing. Several processes may call this concurrently."""
     if await has_schema(connection, location):
         return
     cursor = await connection.execute("SELECT current_setting('server_encoding')")
     row = await cursor.fetchone()
     if row != ("UTF8",):
-        msg = f"The database {location} has the encoding {row and row[0]}: records need one with the encoding UTF8"
-        raise RecordError(msg, location)
+        raise RecordError(
+            f"The database {location} has the encoding {row and row[0]}: records need one with the encoding UTF8",
+            location,
+        )
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
         if await has_schema(connection, location):  # another process created them
@@ -229,25 +223,13 @@ _ANSWER_S = 60.0
 
 
 class Database:
-    """The database of one URL."""
-
     def __init__(self, url: str, *, patience_s: float) -> None:
-        """Parse the URL without connecting.
-
-        Raises:
-            ValidationError: the driver is not installed, or the URL is invalid.
-        """
         self.patience_s = patience_s
         self._parameters: dict[str, Any] = parameters_of(url, needed_by="Records in PostgreSQL need")
         self.location = location_of(self._parameters)
 
     async def connect(self) -> Connection:
-        """Open a connection in autocommit mode, and create the schema if it is missing.
-
-        Raises:
-            RecordError: the records have a newer format.
-            Error: psycopg's; pass it to `failure`.
-        """
+        """Open a connection in autocommit mode, and create the schema if it is missing."""
         connection = await self._open()
         try:
             await ensure_schema(connection, self.location)
@@ -258,11 +240,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncGenerator[Connection | None]:
-        """Open a connection for reads in one snapshot; yield None if the database has no tables of records.
-
-        Raises:
-            RecordError: the database cannot be read.
-        """
+        """Open a connection for reads in one snapshot; yield None if the database has no tables of records."""
         with self.translated_errors():
             connection = await self._open()
             try:
@@ -276,11 +254,7 @@ class Database:
                 await connection.close()
 
     async def examine(self) -> int | None:
-        """Return the number of recorded runs; None if the tables do not exist yet. Changes no data.
-
-        Raises:
-            RecordError: the database cannot be reached, cannot record runs, or its records have a newer format.
-        """
+        """Return the number of recorded runs; None if the tables do not exist yet. Changes no data."""
         with self.translated_errors():
             connection = await self._open()
             try:
@@ -296,7 +270,6 @@ class Database:
 
     @contextlib.contextmanager
     def translated_errors(self) -> Generator[None]:
-        """Raise the driver's errors as `RecordError`."""
         import psycopg
 
         try:
@@ -305,11 +278,7 @@ class Database:
             raise self.failure(error) from error
 
     async def patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an operation while the server cannot be reached, for at most `patience_s`.
-
-        Raises:
-            RecordError: the server cannot be reached, or refuses the operation.
-        """
+        """Repeat an operation while the server cannot be reached, for at most `patience_s`."""
         import psycopg
 
         loop = asyncio.get_running_loop()
@@ -329,7 +298,6 @@ class Database:
             await asyncio.sleep(delay)
 
     def failure(self, error: BaseException) -> RecordError:
-        """Return an error with the cause and advice."""
         advice = advice_for(error, schema=SCHEMA)
         msg = (
             f"Cannot use the database {self.location}: {first_line(error)}. "
@@ -350,10 +318,3 @@ class Database:
                 await connection.close()
                 raise
         return connection
-
-
-if TYPE_CHECKING:
-    import psycopg
-
-    #: the driver types rows as tuples of any values
-    Connection = psycopg.AsyncConnection[tuple[Any, ...]]

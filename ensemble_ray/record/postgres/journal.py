@@ -20,7 +20,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.journal import EpochFence, accepted_loss, data_of, missing_text, text_of
+from ensemble_ray.record.journal import REFERENCE, EpochFence, accepted_loss, data_of, missing_text, text_of
 from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.ids import RUN
 
@@ -73,17 +73,11 @@ class RefusedAppend:
 
 @dataclass(slots=True, kw_only=True)
 class _Rows:
-    """The facts that a group adds to one run, in columns."""
+    """The facts that a group adds to one run."""
 
     entries: list[Append] = field(default_factory=list[Append])
-    entry: list[int] = field(default_factory=list[int])
-    number: list[int] = field(default_factory=list[int])
-    kind: list[str] = field(default_factory=list[str])
-    name: list[str] = field(default_factory=list[str])
-    instance: list[str] = field(default_factory=list[str])
-    at: list[float] = field(default_factory=list[float])
-    epoch: list[int] = field(default_factory=list[int])
-    data: list[str] = field(default_factory=list[str])
+    #: number of the entry, number of the fact, kind, name, instance, at, epoch, data
+    facts: list[tuple[int, int, str, str, str, float, int, str]] = field(default_factory=list[Any])
     #: long texts that may be missing in the database, by hash
     bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     characters: int = 0
@@ -99,33 +93,18 @@ class _Rows:
 
         for number, fact in enumerate(entry.facts, entry.first):
             data = text_of(fact.data.to_data(), keep)
-            self.entry.append(len(self.entries))
-            self.number.append(number)
-            self.kind.append(fact.kind)
-            self.name.append(text_of_name(fact.name))
-            self.instance.append(text_of_name(fact.fence))
-            self.at.append(float(fact.at))
-            self.epoch.append(entry.epoch)
-            self.data.append(data)
+            name, instance = text_of_name(fact.name), text_of_name(fact.fence)
+            place = len(self.entries), number
+            self.facts.append((*place, fact.kind, name, instance, float(fact.at), entry.epoch, data))
             self.characters += len(data)
         self.entries.append(entry)
 
     def parameters(self, target: BegunRun, run_index: int) -> dict[str, Any]:
-        """Return the parameters of `_APPEND`."""
-        return {
-            f"run{run_index}": target[0],
-            f"begun{run_index}": target[1],
-            f"entries{run_index}": self.entry,
-            f"numbers{run_index}": self.number,
-            f"kinds{run_index}": self.kind,
-            f"names{run_index}": self.name,
-            f"instances{run_index}": self.instance,
-            f"ats{run_index}": self.at,
-            f"epochs{run_index}": self.epoch,
-            f"data{run_index}": self.data,
-            f"digests{run_index}": list(self.bodies),
-            f"bodies{run_index}": list(self.bodies.values()),
-        }
+        columns = ("entries", "numbers", "kinds", "names", "instances", "ats", "epochs", "data")
+        values: dict[str, Any] = dict(zip(columns, map(list, zip(*self.facts, strict=True)), strict=True))
+        values |= {"run": target[0], "begun": target[1]}
+        values |= {"digests": list(self.bodies), "bodies": list(self.bodies.values())}
+        return {f"{name}{run_index}": value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,30 +112,17 @@ class CommitGroup:
     """The entries of one transaction, by run."""
 
     rows: Mapping[BegunRun, _Rows]
-    #: number of entries in it
     size: int
-
-    def bodies(self, target: BegunRun) -> Sequence[bytes]:
-        """Return the hashes of the long texts that the group adds to a run."""
-        return list(self.rows[target].bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The result of committing a group."""
-
     refused: Sequence[RefusedAppend]
-    #: runs that were deleted
     missing: Sequence[BegunRun]
 
 
 def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> CommitGroup:
-    """Return a group of the first entries, as many as fit. Pure; may run in a thread while its arguments do not change.
-
-    Args:
-        entries: Appended entries in order; at least one.
-        kept: By run: hashes of long texts that the database contains.
-    """
+    """Return a group of the first entries, as many as fit. `kept` are hashes of stored texts by run."""
     rows: dict[BegunRun, _Rows] = {}
     facts = 0
     for size, entry in enumerate(entries):
@@ -168,12 +134,8 @@ def render(entries: Sequence[Append], kept: Mapping[BegunRun, set[bytes]]) -> Co
 
 
 async def commit_group(connection: Connection, group: CommitGroup, writer: UUID) -> CommitResult:
-    """Commit a group. Repeating it has no effect.
-
-    Raises:
-        Error: psycopg's; the group may or may not be committed.
-    """
-    runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock runs in this order
+    """Commit a group. Repeating it has no effect."""
+    runs = sorted(run for run, rows in group.rows.items() if rows.facts)  # all processes lock runs in this order
     refused: list[RefusedAppend] = []
     missing: list[BegunRun] = []
     if not runs:
@@ -203,12 +165,9 @@ def text_of_name(name: str) -> str:
 
 
 def name_of(text: str) -> str:
-    """Reverse `text_of_name`."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text) if "\\" in text else text
 
 
-#: A reference to a long text. Users' keys of this form have an additional `$`.
-_REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
 #: From this number of facts on, a thread parses them.
 _MANY = 500
 
@@ -243,10 +202,7 @@ SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(
 
 
 class PostgresJournal:
-    """Writes one run's facts in this process. See `ensemble_ray.ports.Journal`; every commit is on the disk (`SYNCED`).
-
-    The caller registers the run at the writer first (`attach`, `join`).
-    """
+    """Writes one run's facts in this process; every commit is on the disk. The caller registers the run first."""
 
     def __init__(self, writer: PostgresWriter, target: BegunRun, *, is_buffered: bool, location: str) -> None:
         self.run_id = target[0]
@@ -258,8 +214,7 @@ class PostgresJournal:
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         if self._is_closed:
-            msg = f"The journal of run '{self.run_id}' is closed"
-            raise IllegalStateError(msg)
+            raise IllegalStateError(f"The journal of run '{self.run_id}' is closed")
         await self._writer.append(self._target, facts, epoch, Persistence.QUEUED if self._is_buffered else until)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
@@ -273,7 +228,6 @@ class PostgresJournal:
         await self._writer.append(self._target, (), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
-        """Flush, and accept no more facts. The last journal closes the connection."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -284,11 +238,7 @@ class PostgresJournal:
 
 
 async def read_facts(connection: Connection, run_id: str, location: str, *, instance: str | None = None) -> list[Fact]:
-    """Return committed facts of a run in order: all, or those of one instance without stimuli.
-
-    Raises:
-        RecordError: a fact is damaged.
-    """
+    """Return committed facts of a run in order: all, or those of one instance without stimuli."""
     if instance is None:
         cursor = await connection.execute(_ALL, [run_id])
     else:
@@ -306,20 +256,6 @@ async def read_page(
     kinds: Collection[str] | None,
     has_data: bool,
 ) -> list[Fact]:
-    """Return the next committed facts after a position, in order.
-
-    Args:
-        connection: An open connection.
-        run_id: The run's id.
-        location: The database, for messages.
-        after: Position of the last fact that was read; 0: start at the first fact.
-        size: Maximum number of facts.
-        kinds: Only facts of these kinds; None: all kinds.
-        has_data: Whether to read the facts' data; otherwise the data is empty.
-
-    Raises:
-        RecordError: a fact is damaged.
-    """
     values = {"run": run_id, "after": after, "size": size, "has_data": has_data, **_of_kinds(kinds)}
     cursor = await connection.execute(_PAGE, values)
     return await with_bodies(connection, run_id, location, await cursor.fetchall())
@@ -337,18 +273,13 @@ async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
 
 
 async def check_whole(connection: Connection, run_id: str, location: str) -> None:
-    """Refuse a record with missing facts.
-
-    Raises:
-        RecordError: states their number, with advice.
-    """
     last, missing = await missing_facts(connection, run_id)
     if missing:
-        msg = (
+        raise RecordError(
             f"The record of run '{run_id}' in {location} is damaged: {missing} of the facts up to {last} are missing. "
-            f"Restore them, or continue without them: {resume_advice(run_id, None, field='allow_loss=True')}"
+            f"Restore them, or continue without them: {resume_advice(run_id, None, field='allow_loss=True')}",
+            location,
         )
-        raise RecordError(msg, location)
 
 
 async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:
@@ -367,12 +298,8 @@ def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
 async def with_bodies(
     connection: Connection, run_id: str, location: str, rows: Sequence[tuple[Any, ...]]
 ) -> list[Fact]:
-    """Return the facts of rows (seq, kind, name, at, epoch, data), with their long texts.
-
-    Raises:
-        RecordError: a fact is damaged.
-    """
-    named = {bytes.fromhex(digest) for row in rows for digest in _REFERENCE.findall(row[5])}
+    """Return the facts of rows (seq, kind, name, at, epoch, data), with their long texts."""
+    named = {bytes.fromhex(digest) for row in rows for digest in REFERENCE.findall(row[5])}
     bodies: dict[str, bytes] = {}
     if named:
         cursor = await connection.execute(_BODIES, [run_id, list(named)])
@@ -393,8 +320,9 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
             named, fields = name_of(name), data_of(data, resolve)
             found.append(read_fact(run=run_id, kind=kind, name=named, at=at, data=fields, epoch=epoch, seq=seq))
         except (ValueError, TypeError, RecursionError) as error:
-            msg = f"The record is damaged: fact {seq} of run '{run_id}' in {location} cannot be read ({error})"
-            raise RecordError(msg, location) from error
+            raise RecordError(
+                f"The record is damaged: fact {seq} of run '{run_id}' in {location} cannot be read ({error})", location
+            ) from error
     return found
 
 
@@ -421,7 +349,6 @@ class PostgresWriter:
         self._last_number = 0
         #: by run: newest known epochs; older facts are refused before they are queued
         self._fences: dict[BegunRun, EpochFence] = {}
-        #: by run: hashes of long texts that the database contains
         self._kept: dict[BegunRun, set[bytes]] = {}
         self._users: dict[BegunRun, int] = {}
         self._failures: dict[BegunRun, RecordError] = {}
@@ -435,24 +362,13 @@ class PostgresWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it gave up after a failure."""
         return self._failure is not None
 
-    @property
-    def is_used(self) -> bool:
-        """Whether a journal uses it."""
-        return bool(self._users)
-
     def attach(self, target: BegunRun) -> None:
-        """Register a journal of that run."""
         self._users[target] = self._users.get(target, 0) + 1
 
     async def join(self, run: str) -> BegunRun | None:
-        """Register a journal of a run that another process began; return None if the run does not exist.
-
-        Raises:
-            RecordError: the database cannot be used.
-        """
+        """Register a journal of a run that another process began; return None if the run does not exist."""
 
         async def ask(connection: Connection) -> UUID | None:
             cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [run])
@@ -487,13 +403,10 @@ class PostgresWriter:
             await self._release()
 
     async def append(self, target: BegunRun, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
-        """Queue facts, and return when they have the requested persistence.
-
-        Raises:
-            StaleEpochError: a newer epoch of the run or of an instance exists.
-            RecordError: the database refused these facts or earlier ones.
-        """
-        self._check(target)
+        """Queue facts, and return when they have the requested persistence."""
+        failure = self._failure or self._failures.get(target)
+        if failure is not None:
+            raise _again(failure)
         if not facts and until is Persistence.QUEUED:
             return
         self._fence(target).admit(facts, epoch)
@@ -511,22 +424,13 @@ class PostgresWriter:
             self._timer = asyncio.get_running_loop().call_later(_GROUP_S, self._due.set)
 
     async def using(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run another operation on the connection, between two groups; repeat it if the connection breaks.
-
-        Raises:
-            RecordError: the database cannot be reached, or refuses the operation.
-        """
+        """Run another operation on the connection, between two groups; repeat it if the connection breaks."""
 
         async def once() -> T:
             async with self._using:
                 return await self._on_connection(operation)
 
         return await self._database.patiently(once)
-
-    def _check(self, target: BegunRun) -> None:
-        failure = self._failure or self._failures.get(target)
-        if failure is not None:
-            raise _again(failure)
 
     def _fence(self, target: BegunRun) -> EpochFence:
         if target not in self._fences:
@@ -565,22 +469,21 @@ class PostgresWriter:
 
     async def _write_group(self) -> None:
         entries = list(self._queue)
-        group = await self._render(entries)
+        if _is_small(entries):
+            group = render(entries, self._kept)
+        else:
+            if self._threads is None:  # a separate pool: users' tools may fill the loop's pool
+                self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
+            loop = asyncio.get_running_loop()
+            group = await loop.run_in_executor(self._threads, render, entries, self._kept)
         taken = entries[: group.size]
         outcome = await self.using(lambda connection: commit_group(connection, group, self._id))
         del self._queue[: group.size]
         self._queued_facts -= sum(len(entry.facts) for entry in taken)
         for target in group.rows:
             if target in self._users:
-                self._kept.setdefault(target, set()).update(group.bodies(target))
+                self._kept.setdefault(target, set()).update(group.rows[target].bodies)
         self._resolve(taken, outcome)
-
-    async def _render(self, entries: Sequence[Append]) -> CommitGroup:
-        if _is_small(entries):
-            return render(entries, self._kept)
-        if self._threads is None:  # a separate pool: users' tools may fill the loop's pool
-            self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
 
     def _resolve(self, taken: Sequence[Append], outcome: CommitResult) -> None:
         errors: dict[int, Exception] = {}

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
@@ -26,33 +26,17 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import after_fork
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
-from ensemble_ray.record.postgres.database import Database
-from ensemble_ray.record.postgres.journal import (
-    Append,
-    BegunRun,
-    PostgresJournal,
-    PostgresWriter,
-    check_whole,
-    commit_group,
-    last_seq,
-    missing_facts,
-    read_facts,
-    read_page,
-    render,
-    text_of_name,
-    with_bodies,
-)
+from ensemble_ray.record.postgres import journal as records
+from ensemble_ray.record.postgres.database import Connection, Database
+from ensemble_ray.record.postgres.journal import Append, BegunRun, PostgresJournal, PostgresWriter, text_of_name
 from ensemble_ray.record.runs import check_run_id, chosen_id, describe_conflict
 from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.ids import OWNER_STEP, RUN
 from ensemble_ray.values.outputs import RunState
 
-if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.database import Connection
-
-
+_log = bounded_logger(__name__)
 #: Keys of all owners' locks. Reading `pg_locks` acquires no lock that would disturb other processes.
-HELD = """
+_HELD = """
 held AS MATERIALIZED (
     SELECT l.classid::bigint << 32 | l.objid::bigint AS key FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
@@ -67,7 +51,7 @@ _LAST_STATE = """
 )
 """
 _RUNS = f"""
-WITH {HELD}
+WITH {_HELD}
 SELECT r.run_id, r.created_at, r.origin, r.state, r.owner,
     hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0) IN (SELECT key FROM held),
     CASE WHEN r.state NOT IN ('completed', 'failed', 'cancelled') THEN {_LAST_STATE} END
@@ -76,7 +60,6 @@ FROM ensemble_ray.runs r
 
 
 async def read_runs(connection: Connection, location: str, run_id: str | None = None) -> list[RecordedRun]:
-    """Return all runs, newest first, or only the run of that id."""
     if run_id is None:
         cursor = await connection.execute(f"{_RUNS} ORDER BY r.created_at DESC, r.run_id DESC")
     else:
@@ -115,7 +98,7 @@ def _to_visible(state: RunState, last_fact: str | None, *, is_owned: bool) -> Ru
     return RunState.INTERRUPTED
 
 
-async def unknown_run(connection: Connection | None, run_id: str, location: str) -> ValidationError:
+async def _unknown_run(connection: Connection | None, run_id: str, location: str) -> ValidationError:
     """Return an error for an unknown run that names similar ids."""
     recorded: list[str] = []
     if connection is not None:
@@ -142,7 +125,7 @@ SELECT r.begun, EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_
 FROM ensemble_ray.runs r WHERE r.run_id = %(run)s FOR UPDATE
 """
 _OWNED = f"""
-WITH {HELD}
+WITH {_HELD}
 SELECT r.owner FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)
 WHERE r.run_id = %(run)s
 """  # noqa: S608  our own constants
@@ -162,11 +145,13 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 """
 
 
-class Claim:
-    """The lock that makes this process the owner of a run, on a separate connection."""
+class _OwnedRun:
+    """A run that this process owns: it holds a lock on a separate connection. See `OwnedRun`."""
 
-    def __init__(self, database: Database, connection: Connection, target: BegunRun, epoch: int) -> None:
-        self.target = target
+    def __init__(
+        self, database: Database, connection: Connection, target: BegunRun, epoch: int, journal: PostgresJournal
+    ) -> None:
+        self.journal = journal
         self.epoch = epoch
         self._values = {"run": target[0], "begun": target[1], "epoch": epoch}
         self._database = database
@@ -175,11 +160,7 @@ class Claim:
         _held.add(self)
 
     async def write_state(self, state: RunState) -> None:
-        """Store the run's state; has no effect if another process has claimed the run.
-
-        Raises:
-            RecordError: the state cannot be written.
-        """
+        """Store the run's state, unless another process has claimed the run. An inactive state releases it."""
 
         async def once() -> None:
             async with self._using:
@@ -190,6 +171,8 @@ class Claim:
                 )
 
         await self._database.patiently(once)
+        if not state.is_active:
+            await self._release()
 
     async def is_cancel_asked(self) -> bool:
         """Whether a client requested the run's cancellation; False if the database cannot be reached now."""
@@ -206,7 +189,14 @@ class Claim:
                 return row is not None and bool(row[0])
         return False
 
-    async def release(self) -> None:
+    async def close(self, state: RunState) -> None:
+        try:
+            await self.journal.close()
+            await self.write_state(state)
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
         """Release ownership. Other processes can claim the run once this returns."""
         _held.discard(self)
         connection, self._connection = self._connection, None
@@ -233,122 +223,26 @@ class Claim:
         return self._connection
 
 
-class OwnedPostgresRun:
-    """A run that this process owns. See `OwnedRun`."""
-
-    def __init__(self, claim: Claim, journal: PostgresJournal) -> None:
-        self._claim = claim
-        self._journal = journal
-
-    @property
-    def journal(self) -> PostgresJournal:
-        return self._journal
-
-    @property
-    def epoch(self) -> int:
-        return self._claim.epoch
-
-    async def write_state(self, state: RunState) -> None:
-        """Store the run's state; a final state, or `interrupted`, releases ownership."""
-        await self._claim.write_state(state)
-        if not state.is_active:
-            await self._claim.release()
-
-    async def is_cancel_asked(self) -> bool:
-        return await self._claim.is_cancel_asked()
-
-    async def close(self, state: RunState) -> None:
-        try:
-            await self._journal.close()
-            await self._claim.write_state(state)
-        finally:
-            await self._claim.release()
+#: A strong reference: a run is owned until it is released or the process ends.
+_held: set[_OwnedRun] = set()
 
 
-async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
-    """Create a run as its owner; replace a run of that id that has no facts.
-
-    Raises:
-        RunExistsError: a run of that id exists.
-        Error: psycopg's.
-    """
-    connection = await database.connect()
-    try:
-        begun = await _begin(database, connection, run_id, origin)
-    except BaseException:
-        await connection.close()
-        raise
-    return Claim(database, connection, (run_id, begun), 0)
+@after_fork
+def _forget_all() -> None:
+    for owned in list(_held):
+        owned.drop()
 
 
-async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> Claim:
-    """Claim a recorded run, with an epoch above all earlier ones.
-
-    Raises:
-        RunExistsError: another process owns it.
-        ValidationError: the run does not exist.
-        RecordError: its record is damaged.
-        Error: psycopg's.
-    """
-    import psycopg
-
-    connection = await database.connect()
-    try:
-        try:
-            begun, epoch = await _claim(database, connection, run_id, by_force=by_force)
-        except psycopg.errors.LockNotAvailable:
-            if not by_force:
-                raise
-            await connection.execute(_END_FROZEN)
-            begun, epoch = await _claim(database, connection, run_id, by_force=by_force)
-    except BaseException:
-        await connection.close()
-        raise
-    return Claim(database, connection, (run_id, begun), epoch)
-
-
-def this_process() -> str:
-    """Return this process's name for messages."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-async def ask_cancel(database: Database, run_id: str) -> None:
-    """Request the cancellation of a run from its owner.
-
-    Raises:
-        ValidationError: the run does not exist.
-        Error: psycopg's.
-    """
-    async with await database.connect() as connection:
-        cursor = await connection.execute(
-            "UPDATE ensemble_ray.runs SET cancel_asked = true WHERE run_id = %s", [run_id]
-        )
-        if not cursor.rowcount:
-            raise await unknown_run(connection, run_id, database.location)
-
-
-async def remove(database: Database, run_id: str) -> None:
-    """Remove a run that has no owner.
-
-    Raises:
-        RunExistsError: another process owns it.
-        ValidationError: the run does not exist.
-        Error: psycopg's.
-    """
-    async with await database.connect() as connection, connection.transaction():
-        await _lock(connection, run_id, database.location, is_free=True)
-        await _delete(connection, run_id)
-
-
-async def _begin(database: Database, connection: Connection, run_id: str, origin: str) -> UUID:
+async def _begin(connection: Connection, run_id: str, origin: str, location: str) -> UUID:
+    """Create a run as its owner; replace a run of that id that has no facts."""
     begun = uuid4()
-    values = {"run": run_id, "begun": begun, "origin": origin, "owner": this_process(), "epoch": 0}
+    values = {"run": run_id, "begun": begun, "origin": origin, "owner": _this_process(), "epoch": 0}
     async with connection.transaction():
         cursor = await connection.execute(_NEW, values)
         if await cursor.fetchone() is None:
-            _, has_facts, _ = await _lock(connection, run_id, database.location, is_free=True)
+            _, has_facts, _ = await _lock(connection, run_id, location, is_free=True)
             if has_facts:
-                (found,) = await read_runs(connection, database.location, run_id)
+                (found,) = await read_runs(connection, location, run_id)
                 raise RunExistsError(describe_conflict(run_id, found.state))
             await _delete(connection, run_id)
             await connection.execute(_NEW, values)
@@ -356,18 +250,22 @@ async def _begin(database: Database, connection: Connection, run_id: str, origin
     return begun
 
 
-async def _claim(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> tuple[UUID, int]:
+async def _claim(connection: Connection, run_id: str, location: str, *, by_force: bool) -> tuple[UUID, int]:
+    """Claim a recorded run, with an epoch above all earlier ones."""
     async with connection.transaction():
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
-        begun, _, newest = await _lock(connection, run_id, database.location, is_free=not by_force)
-        values = {"run": run_id, "begun": begun, "epoch": newest + OWNER_STEP, "owner": this_process()}
+        begun, _, newest = await _lock(connection, run_id, location, is_free=not by_force)
+        values = {"run": run_id, "begun": begun, "epoch": newest + OWNER_STEP, "owner": _this_process()}
         await connection.execute(_CLAIM, values)
-        await connection.execute(
-            "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
-        )  # all are below the run's epoch
+        # All epochs of instances are below the run's epoch.
+        await connection.execute("DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id])
         await connection.execute(_LOCK, values)
     return begun, newest + OWNER_STEP
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 async def _delete(connection: Connection, run_id: str) -> None:
@@ -376,20 +274,14 @@ async def _delete(connection: Connection, run_id: str) -> None:
 
 
 async def _lock(connection: Connection, run_id: str, location: str, *, is_free: bool) -> tuple[UUID, bool, int]:
-    """Lock a run's row until the end of the transaction. Return its creation id, whether it has facts, and its newest epoch.
-
-    Raises:
-        ValidationError: the run does not exist.
-        RunExistsError: the run has an owner and `is_free` requires none.
-    """
+    """Lock a run's row for the transaction. Return its creation id, whether it has facts, and its newest epoch."""
     if is_free:
-        await _refuse_owned(
-            connection, run_id
-        )  # before waiting for the row: its owner may have frozen with the row locked
+        # Before waiting for the row: its owner may have frozen with the row locked.
+        await _refuse_owned(connection, run_id)
     cursor = await connection.execute(_FOUND, {"run": run_id})
     row = await cursor.fetchone()
     if row is None:
-        raise await unknown_run(connection, run_id, location)
+        raise await _unknown_run(connection, run_id, location)
     if is_free:
         await _refuse_owned(connection, run_id)  # again: the run must have no owner while this process has the row
     begun, has_facts, newest = row
@@ -397,29 +289,16 @@ async def _lock(connection: Connection, run_id: str, location: str, *, is_free: 
 
 
 async def _refuse_owned(connection: Connection, run_id: str) -> None:
-    owner = await owner_of(connection, run_id)
+    owner = await _owner_of(connection, run_id)
     if owner is not None:
-        msg = f"Run '{run_id}' is running ({owner}): wait for its end, or choose another run_id"
-        raise RunExistsError(msg)
+        raise RunExistsError(f"Run '{run_id}' is running ({owner}): wait for its end, or choose another run_id")
 
 
-async def owner_of(connection: Connection, run_id: str) -> str | None:
-    """Return the run's current owner for messages, or None."""
+async def _owner_of(connection: Connection, run_id: str) -> str | None:
     row = await (await connection.execute(_OWNED, {"run": run_id})).fetchone()
     return None if row is None else str(row[0])
 
 
-#: A strong reference: a run is owned until it is released or the process ends.
-_held: set[Claim] = set()
-
-
-@after_fork
-def _forget_all() -> None:
-    for claim in list(_held):
-        claim.drop()
-
-
-_log = bounded_logger(__name__)
 #: Same condition as in the index of gates, so that the server uses the index.
 _GATES = """
 SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts
@@ -444,28 +323,8 @@ WHERE run_id = %s AND instance = %s AND name = %s ORDER BY seq
 """
 
 
-async def gates_in(connection: Connection, location: str) -> list[GatesOfRun]:
-    """Return the runs that have not ended and have gates, oldest first."""
-    cursor = await connection.execute(_RUNS_WITH_GATES)
-    found: list[GatesOfRun] = []
-    for (run_id,) in await cursor.fetchall():
-        for run in await read_runs(connection, location, run_id):
-            if run.state.is_final:  # its owner died before it stored the state
-                continue
-            try:
-                found.append(GatesOfRun(run, await read_gates(connection, run_id, location)))
-            except RecordError as error:
-                _log.warning("The review gates of run %s are not listed: %s", run_id, error)
-    return found
-
-
-async def read_gates(connection: Connection, run_id: str, location: str) -> list[Fact]:
-    """Return the facts of a run's gates; see `GatesOfRun.facts`.
-
-    Raises:
-        RecordError: a fact is damaged.
-    """
-    found = await with_bodies(connection, run_id, location, await _rows(connection, _GATES, [run_id]))
+async def _read_gates(connection: Connection, run_id: str, location: str) -> list[Fact]:
+    found = await records.with_bodies(connection, run_id, location, await _rows(connection, _GATES, [run_id]))
     ends = ends_of_open(found)
     if not ends:
         return found
@@ -475,37 +334,7 @@ async def read_gates(connection: Connection, run_id: str, location: str) -> list
         "names": [text_of_name(name) for _, name in ends],
         "kinds": list(END_KINDS),
     }
-    return found + await with_bodies(connection, run_id, location, await _rows(connection, _ENDS, values))
-
-
-async def record_decision(
-    database: Database, run_id: str, gate: str, decision: ReviewDecided
-) -> tuple[Gate, Obstacle] | None:
-    """Record a decision, or return the obstacle; see `RunStore.decide`.
-
-    Raises:
-        RecordError: the record is damaged.
-        ValidationError: the run does not exist.
-        Error: psycopg's.
-    """
-    async with await database.connect() as connection, connection.transaction():
-        rows = await _rows(connection, _RUN, [run_id])
-        if not rows:
-            raise await unknown_run(connection, run_id, database.location)
-        ((begun, of_run),) = rows
-        # A claim of the run locks its row too: if the run has no owner now, its next owner reads this decision.
-        is_owned = await owner_of(connection, run_id) is not None
-        fact = Fact(run=run_id, name=gate, at=time.time(), data=decision)
-        instance = text_of_name(fact.instance)
-        found = await _rows(connection, _NAMED, [run_id, instance, text_of_name(gate)])
-        (asked,) = fold_gates(await with_bodies(connection, run_id, database.location, found))
-        obstacle = obstacle_at(asked, at=fact.at, is_owned=is_owned)
-        if obstacle is not None:
-            return asked, obstacle
-        ((of_instance,),) = await _rows(connection, _EPOCH, [run_id, instance])
-        entry = Append(target=(run_id, begun), facts=(fact,), epoch=max(of_run, of_instance or 0), first=1)
-        await commit_group(connection, render([entry], {}), uuid4())
-    return None
+    return found + await records.with_bodies(connection, run_id, location, await _rows(connection, _ENDS, values))
 
 
 async def _rows(
@@ -524,33 +353,33 @@ class PostgresStore:
     """All runs of one database. See `RunStore`; its methods raise `RecordError` if the database cannot be used."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
-        """Set the database, without connecting.
-
-        Args:
-            url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, with any option of libpq.
-            patience_s: How long a running operation waits for a server that cannot be reached.
-
-        Raises:
-            ValidationError: the extra is not installed, or the URL is invalid.
-        """
         self._url = url
         self._database = Database(url, patience_s=patience_s)
 
     async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
         check_run_id(run_id)
-        with self._database.translated_errors():
-            claim = await claim_new(self._database, run_id, origin)
-        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
+        async with self._connection_to_own() as connection:
+            begun = await _begin(connection, run_id, origin, self._database.location)
+        return self._own(connection, (run_id, begun), 0, is_buffered=is_buffered)
 
     async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
         check_run_id(run_id)
-        with self._database.translated_errors():
-            claim = await claim_recorded(self._database, run_id, by_force=by_force)
-        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
+        import psycopg
+
+        location = self._database.location
+        async with self._connection_to_own() as connection:
+            try:
+                begun, epoch = await _claim(connection, run_id, location, by_force=by_force)
+            except psycopg.errors.LockNotAvailable:
+                if not by_force:
+                    raise
+                await connection.execute(_END_FROZEN)
+                begun, epoch = await _claim(connection, run_id, location, by_force=by_force)
+        return self._own(connection, (run_id, begun), epoch, is_buffered=is_buffered)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
         async with self._database.reading() as connection:
-            last, gap = (0, 0) if connection is None else await missing_facts(connection, run_id)
+            last, gap = (0, 0) if connection is None else await records.missing_facts(connection, run_id)
         if not gap:
             return False
         owned = await self.claim(run_id, by_force=by_force)
@@ -568,11 +397,11 @@ class PostgresStore:
         database, own_writer = self._database, self._writer()
         target = await own_writer.join(run_id)
         if target is None:
-            msg = (
+            raise RecordError(
                 f"Cannot write the run's record: there is no run '{run_id}' in {database.location}. "
-                "Is ENSEMBLE_RAY_STORE the same in all processes?"
+                "Is ENSEMBLE_RAY_STORE the same in all processes?",
+                database.location,
             )
-            raise RecordError(msg, database.location)
         return PostgresJournal(own_writer, target, is_buffered=is_buffered, location=database.location)
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
@@ -580,8 +409,8 @@ class PostgresStore:
             if connection is None:
                 return []
             if not is_partial:
-                await check_whole(connection, run_id, self._database.location)
-            return await read_facts(connection, run_id, self._database.location)
+                await records.check_whole(connection, run_id, self._database.location)
+            return await records.read_facts(connection, run_id, self._database.location)
 
     def read(
         self,
@@ -599,15 +428,15 @@ class PostgresStore:
                 if connection is None:
                     return 0
                 if not is_partial:
-                    await check_whole(connection, run_id, database.location)
-                return await last_seq(connection, run_id, kinds)
+                    await records.check_whole(connection, run_id, database.location)
+                return await records.last_seq(connection, run_id, kinds)
 
         # One transaction per page: a slow reader must not keep a transaction open on the server.
         async def page(position: int) -> Sequence[Fact]:
             async with database.reading() as connection:
                 if connection is None:
                     return []
-                return await read_page(
+                return await records.read_page(
                     connection, run_id, database.location, after=position, size=PAGE, kinds=kinds, has_data=has_data
                 )
 
@@ -617,7 +446,7 @@ class PostgresStore:
         async with self._database.reading() as connection:
             if connection is None:
                 return []
-            return await read_facts(connection, run_id, self._database.location, instance=instance)
+            return await records.read_facts(connection, run_id, self._database.location, instance=instance)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
         async with self._database.reading() as connection:
@@ -634,29 +463,77 @@ class PostgresStore:
 
     async def ask_cancel(self, run_id: str) -> None:
         with self._database.translated_errors():
-            await ask_cancel(self._database, run_id)
+            async with await self._database.connect() as connection:
+                cursor = await connection.execute(
+                    "UPDATE ensemble_ray.runs SET cancel_asked = true WHERE run_id = %s", [run_id]
+                )
+                if not cursor.rowcount:
+                    raise await _unknown_run(connection, run_id, self._database.location)
 
     async def gates(self) -> list[GatesOfRun]:
+        found: list[GatesOfRun] = []
         async with self._database.reading() as connection:
-            return [] if connection is None else await gates_in(connection, self._database.location)
+            if connection is None:
+                return found
+            for (run_id,) in await _rows(connection, _RUNS_WITH_GATES, ()):
+                for run in await read_runs(connection, self._database.location, run_id):
+                    if run.state.is_final:  # its owner died before it stored the state
+                        continue
+                    try:
+                        found.append(GatesOfRun(run, await _read_gates(connection, run_id, self._database.location)))
+                    except RecordError as error:
+                        _log.warning("The review gates of run %s are not listed: %s", run_id, error)
+        return found
 
     async def gates_of(self, run_id: str) -> list[Fact]:
         async with self._database.reading() as connection:
-            return [] if connection is None else await read_gates(connection, run_id, self._database.location)
+            return [] if connection is None else await _read_gates(connection, run_id, self._database.location)
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
         check_run_id(run_id)
-        with self._database.translated_errors():
-            return await record_decision(self._database, run_id, gate, decision)
+        database = self._database
+        with database.translated_errors():
+            async with await database.connect() as connection, connection.transaction():
+                rows = await _rows(connection, _RUN, [run_id])
+                if not rows:
+                    raise await _unknown_run(connection, run_id, database.location)
+                ((begun, of_run),) = rows
+                # A claim of the run locks its row too: if the run has no owner now, its next owner reads this decision.
+                is_owned = await _owner_of(connection, run_id) is not None
+                fact = Fact(run=run_id, name=gate, at=time.time(), data=decision)
+                instance = text_of_name(fact.instance)
+                found = await _rows(connection, _NAMED, [run_id, instance, text_of_name(gate)])
+                (asked,) = fold_gates(await records.with_bodies(connection, run_id, database.location, found))
+                obstacle = obstacle_at(asked, at=fact.at, is_owned=is_owned)
+                if obstacle is not None:
+                    return asked, obstacle
+                ((of_instance,),) = await _rows(connection, _EPOCH, [run_id, instance])
+                entry = Append(target=(run_id, begun), facts=(fact,), epoch=max(of_run, of_instance or 0), first=1)
+                await records.commit_group(connection, records.render([entry], {}), uuid4())
+        return None
 
     async def delete(self, run_id: str) -> None:
         with self._database.translated_errors():
-            await remove(self._database, run_id)
+            async with await self._database.connect() as connection, connection.transaction():
+                await _lock(connection, run_id, self._database.location, is_free=True)
+                await _delete(connection, run_id)
 
-    def _journal(self, claim: Claim, *, is_buffered: bool) -> PostgresJournal:
+    @contextlib.asynccontextmanager
+    async def _connection_to_own(self) -> AsyncGenerator[Connection]:
+        """Open a connection that stays open unless the block fails."""
+        with self._database.translated_errors():
+            connection = await self._database.connect()
+            try:
+                yield connection
+            except BaseException:
+                await connection.close()
+                raise
+
+    def _own(self, connection: Connection, target: BegunRun, epoch: int, *, is_buffered: bool) -> OwnedRun:
         writer = self._writer()
-        writer.attach(claim.target)
-        return PostgresJournal(writer, claim.target, is_buffered=is_buffered, location=self._database.location)
+        writer.attach(target)
+        journal = PostgresJournal(writer, target, is_buffered=is_buffered, location=self._database.location)
+        return _OwnedRun(self._database, connection, target, epoch, journal)
 
     def _writer(self) -> PostgresWriter:
         writers = _writers.setdefault(asyncio.get_running_loop(), {})

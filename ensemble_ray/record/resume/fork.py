@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import (
@@ -24,6 +24,7 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, StimulusRecorded
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.unit_plans import SYNTHESIZED
 from ensemble_ray.record.identity.definition import differences
 from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
@@ -31,9 +32,6 @@ from ensemble_ray.record.view.tree import is_named
 from ensemble_ray.schedule.instructions import Question, Start, TaskChanges
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus
 from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key, task_instance
-
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Plan
 
 #: Parts of a node that name its agent; unknown for agents that are not made yet.
 _BY_WHOM = ("agent_role", "agent_key")
@@ -51,7 +49,6 @@ _CAPS = frozenset(
         "max_predecessor_retries",
     }
 )
-#: Maximum number of executions in a message.
 _NAMED = 20
 
 
@@ -64,32 +61,20 @@ class ForkPlan:
     again: tuple[str, ...]
     #: keys of the tasks with a reused execution, in the order of the plan
     keys: tuple[str, ...]
-    #: reused executions of tasks
     instances: frozenset[str]
     #: for a run with units: positions of the reused stimuli, with the number of stimuli that follow in the group.
     #: None: the ends of the reused tasks, each in its own group
     stimuli: Mapping[int, int] | None = None
-    #: keys of the units with a reused execution
     units: frozenset[str] = frozenset()
 
 
 def plan_fork(plan: Plan, recorded: Collection[str], from_task: str) -> ForkPlan:
-    """Divide the tasks of a plan.
-
-    Args:
-        plan: The current plan.
-        recorded: Keys of tasks with a recorded output.
-        from_task: Key of the first task to repeat.
-
-    Raises:
-        ValidationError: The plan has no such task.
-    """
+    """Divide the tasks of a plan; `recorded` are the keys of tasks with a recorded output."""
     keys = [node.key for node in plan.nodes]
     if from_task not in keys:
         near = difflib.get_close_matches(from_task, keys, n=3, cutoff=0.5)
         shown = ", ".join(near or keys[:10])
-        msg = f"Unknown task '{from_task}'. {'Nearest' if near else 'Tasks'}: [{shown}]"
-        raise ValidationError(msg)
+        raise ValidationError(f"Unknown task '{from_task}'. {'Nearest' if near else 'Tasks'}: [{shown}]")
     again = {from_task, *(key for key in keys if key not in recorded)}
     if plan.workflow == "parallel":
         again = _with_dependents(plan, again)
@@ -160,17 +145,16 @@ def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) ->
 def _parts(
     header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
 ) -> dict[str, object]:
-    """Return the parts of a first fact that concern those tasks, by key: nodes, definitions, agents and workers.
-
-    The agent of a task is omitted if it does not exist yet.
-    """
+    """Return the parts of a first fact that concern those tasks, by key; without agents that do not exist yet."""
     definition, nodes, places = header.definition or {}, _entries(header, "nodes"), _entries(header, "agents")
     tasks, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
     doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
     doing |= set(asked)
     rules = {"delegation": definition.get("delegation")} if asked else {}
     return {
-        "tasks": {key: _node_data(nodes[key], is_unmade=key in unmade) for key in keys if key in nodes},
+        "tasks": {
+            key: _without(nodes[key], {"index", *(_BY_WHOM if key in unmade else ())}) for key in keys if key in nodes
+        },
         "definition": {key: tasks[key] for key in keys if key in tasks},
         "agents": {key: {**as_mapping(places.get(key)), **as_mapping(agents.get(key))} for key in sorted(doing)},
         "plan": {rule: (header.plan or {}).get(rule) for rule in _RULES},
@@ -185,38 +169,29 @@ def _units(header: PlanRecorded, keys: Collection[str]) -> dict[str, object]:
     rules = _entries(header, "units")
     code = as_mapping((header.definition or {}).get("units"))
     return {
-        "units": {
-            key: {name: value for name, value in rules[key].items() if name not in _CAPS}
-            for key in sorted(keys)
-            if key in rules
-        },
+        "units": {key: _without(rules[key], _CAPS) for key in sorted(keys) if key in rules},
         "predicates": {key: code[key] for key in sorted(keys) if key in code},
     }
 
 
-def _node_data(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
-    """Return a task's node without its index, which has no effect on its output."""
-    left_out = ("index", *_BY_WHOM) if is_unmade else ("index",)
-    return {name: value for name, value in node.items() if name not in left_out}
+def _without(data: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in data.items() if name not in names}
 
 
 def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: Collection[str] = ()) -> list[Fact]:
-    """Return the facts that follow the first fact of the new run: all facts of the reused executions.
+    """Return the facts that follow the first fact of the new run: all facts of the reused executions and their workers.
 
-    Delegated work belongs to the delegating task.
-
-    Args:
-        facts: Facts of the run that is forked.
-        run_id: Id of the new run.
-        plan: The division of the executions.
-        redone: Keys of repeated tasks with an unchanged definition: the calls that made their agents are reused.
+    `redone` are keys of repeated tasks with an unchanged definition: the calls that made their agents are reused.
     """
     made = {instance_of(key) for key in (*plan.keys, *redone)}
     copies: list[Fact] = []
     for fact in facts:
         instance, data = task_instance(fact.instance), fact.data
         if isinstance(data, StimulusRecorded):
-            more = _more_of(fact, plan)
+            if plan.stimuli is None:  # groups are split here
+                more = 0 if data.is_completion and instance in plan.instances else None
+            else:
+                more = plan.stimuli.get(fact.seq)
             if more is None:
                 continue
             data = replace(data, more=more)
@@ -232,32 +207,14 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
     return copies
 
 
-def _more_of(fact: Fact, plan: ForkPlan) -> int | None:
-    """Return the number of stimuli that follow in the group in the new run, or None if the stimulus is not reused."""
-    if plan.stimuli is not None:
-        return plan.stimuli.get(fact.seq)
-    is_used = isinstance(fact.data, StimulusRecorded) and fact.data.is_completion
-    return 0 if is_used and task_instance(fact.instance) in plan.instances else None  # groups are split here
-
-
 # Plans with units.
 
 
 def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
-    """Divide the executions of a run into reused and repeated executions of a fork.
-
-    Args:
-        recorded: The plan of the recorded run.
-        plan: The current plan.
-        facts: All facts of the run.
-        run_id: Its id.
-        name: The start of the repetition: a task, a unit, or one execution of it, such as `loop:refine#2`.
-
-    Raises:
-        ValidationError: The run has no task, unit or execution of that name.
-        RecordError: The record is damaged.
-    """
-    executions = _executions(facts)
+    """Divide the executions of a run; `name` is a task, a unit, or one execution, such as `loop:refine#2`."""
+    # In the order in which they began.
+    names = (fact.instance for fact in facts if not (fact.is_of_run or is_making_agent(fact)))
+    executions = dict.fromkeys(task_instance(each) for each in names if "#" in each)
     _check_name(plan, executions, run_id, name)
     outputs = {fact.name for fact in facts if isinstance(fact.data, OutputRecorded)}
     cut = _Cut(recorded, plan, outputs, name)
@@ -285,12 +242,6 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
 
 
 # Names.
-
-
-def _executions(facts: Iterable[Fact]) -> dict[str, None]:
-    """Return the executions of tasks that are recorded, in the order in which they began."""
-    names = (fact.instance for fact in facts if not (fact.is_of_run or is_making_agent(fact)))
-    return dict.fromkeys(task_instance(name) for name in names if "#" in name)
 
 
 def _paths(instance: str) -> Iterator[str]:
@@ -338,7 +289,6 @@ class _Cut:
 
     recorded: Plan
     plan: Plan
-    #: instances with a recorded output
     outputs: Collection[str]
     name: str
     #: by position of a reused stimulus: number of stimuli that follow in its group
@@ -384,11 +334,8 @@ class _Cut:
         return _plain(self._now.starts.get(instance)) == _plain(self._then.starts.get(instance))
 
     def _is_answer_used(self, question: Question) -> bool:
-        if (
-            self._is_repeated(path_of_question(question))
-            or question not in self._now.questions
-            or question not in self._then.questions
-        ):
+        is_open = question in self._now.questions and question in self._then.questions
+        if not is_open or self._is_repeated(path_of_question(question)):
             return False
         return self._now.history_of(question) == self._then.history_of(question)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output
@@ -25,23 +25,23 @@ from ensemble_ray.facts.runs import (
     RunResumed,
     StimulusRecorded,
 )
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.resume.reading import RecordedFailures, TakePage, read_pages
+from ensemble_ray.record.resume.reading import KeepOutput, RecordedFailures, TakePage, read_pages
 from ensemble_ray.record.source import FoldedSource, RecordedStimuli, is_undone
+from ensemble_ray.record.stores import RunStore
 from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, node_key, task_instance
 from ensemble_ray.values.outputs import ExitReason
-from ensemble_ray.values.task_output import TaskOutput
-
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.record.resume.reading import KeepOutput
-    from ensemble_ray.record.stores import RunStore
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)
+
+
+#: Large fields of a worker's output, which are not stored.
+_NOT_READ: Mapping[str, object] = {"raw": "", "parsed_output": None, "output_type": None, "trace": None}
 
 
 class _OutputFigures(NamedTuple):
@@ -54,11 +54,7 @@ class _OutputFigures(NamedTuple):
 
 
 class PlannedResumeReader:
-    """The recorded state of a planned run to be resumed.
-
-    Attributes:
-        head: How it began and its state.
-    """
+    """The recorded state of a planned run to be resumed."""
 
     def __init__(self, keep: KeepOutput, *, is_resumed: bool = True) -> None:
         """Start without facts.
@@ -82,7 +78,6 @@ class PlannedResumeReader:
         #: texts of completed tasks, from stimuli or from outputs: the machine may read them
         self._texts: dict[str, str] = {}
         self._failures: RecordedFailures[str] = RecordedFailures()
-        #: tasks and workers that failed without a trace
         self._untraced: set[str] = set()
         #: active tasks of a run that may have cancelled some of them for good (S-DUR-135)
         self._begun: set[str] = set()
@@ -93,11 +88,7 @@ class PlannedResumeReader:
     def of(
         cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True
     ) -> PlannedResumeReader:
-        """Return the state after all facts of a run.
-
-        Raises:
-            RecordError: One of them is damaged.
-        """
+        """Return the state after all facts of a run."""
         recovery = cls(keep or (lambda _, __: None), is_resumed=is_resumed)
         recovery.apply(facts)
         recovery.end_pages()
@@ -107,11 +98,7 @@ class PlannedResumeReader:
     # Folding.
 
     def apply(self, facts: Sequence[Fact]) -> None:
-        """Apply the next facts; effects are ignored.
-
-        Raises:
-            RecordError: One of them is damaged.
-        """
+        """Apply the next facts; effects are ignored."""
         for fact in facts:
             match fact.data:
                 case StimulusRecorded():
@@ -126,15 +113,11 @@ class PlannedResumeReader:
                     self._directives.append(directive)
                 case _:
                     pass
-            self._apply_begin(fact)
-
-    def _apply_begin(self, fact: Fact) -> None:
-        """Apply the facts of the run, and note the active tasks."""
-        if fact.is_of_run:
-            self._history.apply(fact)
-            self._has_forks = self._history.plan.has_forks
-        elif self._has_forks and fact.data.IS_EFFECT:
-            self._begun.add(task_instance(fact.instance))
+            if fact.is_of_run:
+                self._history.apply(fact)
+                self._has_forks = self._history.plan.has_forks
+            elif self._has_forks and fact.data.IS_EFFECT:  # an active task
+                self._begun.add(task_instance(fact.instance))
 
     def _apply_stimulus(self, fact: Fact[StimulusRecorded]) -> None:
         match self._stimuli.apply(fact):
@@ -174,7 +157,6 @@ class PlannedResumeReader:
                 pass
 
     def end_pages(self) -> None:
-        """Note that all facts were applied."""
         if self._is_resumed:
             self._stimuli.undo()
             self._forget_undone_exits()
@@ -219,7 +201,7 @@ class PlannedResumeReader:
         match fact.data:
             case OutputRecorded() as recorded if is_workers:
                 self._keep(fact.name, recorded)
-                data = recorded if is_whole else OutputRecorded(output=_head_of(recorded))
+                data = recorded if is_whole else OutputRecorded(output={**recorded.output_data(), **_NOT_READ})
                 self._history.apply(replace(fact, data=data))
             case FailureRecorded() if is_workers:
                 self._history.apply(fact)
@@ -234,7 +216,6 @@ class PlannedResumeReader:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no fact is recorded."""
         return not self.head.run_id
 
     @property
@@ -244,7 +225,6 @@ class PlannedResumeReader:
 
     @property
     def stimuli(self) -> tuple[tuple[Stimulus, ...], ...]:
-        """The stimuli of the machine, in their groups."""
         return self._stimuli.groups
 
     def failure(self, instance: str) -> TaskResult | None:
@@ -278,28 +258,19 @@ class PlannedResumeReader:
             started_at=self.head.started_at,
             stimuli=self.stimuli,
             results=_Results(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
-            stopped=cast("dict[str, TaskResult[Output, Failure]]", self._list_stopped(failure_of)),
+            stopped=self._list_stopped(failure_of),
             is_restart=is_restart,
             directives=self._directives,
         )
 
-    def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[TaskOutput, Failure]]:
+    def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[Any, Failure]]:
         """Return results for the tasks that did not end, as if they had been cancelled."""
-        works = {each: self._work_of(each) for each in self._stoppable}
-        known = {each: work for each, work in works.items() if work.is_recorded}
-        results = {each: self._result(work, "cancelled", work.last_at) for each, work in known.items()}
-        return {
-            each: replace(
-                cast("TaskResult[TaskOutput, Failure]", result),
-                failure=None if result.failure is None else failure_of(result.failure),
-                incomplete_answers=self._count_incomplete(result),
-            )
-            for each, result in results.items()
-        }
+        works = [self._work_of(each) for each in self._stoppable]
+        results = [self._result(work, "cancelled", work.last_at) for work in works if work.is_recorded]
+        return {each.instance: self._convert(each, failure_of) for each in results}
 
     @property
     def ended(self) -> Iterable[str]:
-        """Instances of tasks whose output, failure or early exit is recorded."""
         return dict.fromkeys((*self._outputs, *self._failures, *self._exits))
 
     def result(
@@ -310,21 +281,16 @@ class PlannedResumeReader:
         result = self.failure(instance) if figures is None else self._make_completed(instance, figures)
         if result is None:
             return None
-        held = cast("TaskResult[Output, Failure]", result)  # it has neither yet
-        failure = None if result.failure is None else failure_of(result.failure)
-        return replace(
-            held,
-            failure=failure,
-            delegated=self._list_delegated(instance, output_of),
-            incomplete_answers=self._count_incomplete(result),
-        )
+        # A manager received these outputs of its workers, in order of completion.
+        workers = self._work_of(instance).workers_that_gave() if self.is_managed else ()
+        delegated = [(given.agent_role, output_of(each.instance)) for each, given in workers]
+        return replace(self._convert(result, failure_of), delegated=delegated)
 
-    def _list_delegated(self, instance: str, output_of: Callable[[str], Output]) -> list[tuple[str, Output]]:
-        """Return the outputs that a manager received from its workers, with their roles, in order of completion."""
-        if not self.is_managed:
-            return []
-        workers = self._work_of(instance).workers_that_gave()
-        return [(given.agent_role, output_of(each.instance)) for each, given in workers]
+    def _convert(self, result: TaskResult, failure_of: Callable[[TaskFailure], Failure]) -> TaskResult[Any, Failure]:
+        """Return a result, which has no output yet, with the coordinator's representation of its failure."""
+        held = cast("TaskResult[Any, Failure]", result)
+        failure = None if result.failure is None else failure_of(result.failure)
+        return replace(held, failure=failure, incomplete_answers=self._count_incomplete(result))
 
     def _count_incomplete(self, result: TaskResult) -> int:
         """Return the number of incomplete answers of a task and its workers; their outputs are stored elsewhere."""
@@ -333,7 +299,6 @@ class PlannedResumeReader:
         return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)
 
     def _make_completed(self, instance: str, figures: _OutputFigures) -> TaskResult:
-        """Return the figures of a completed task for scheduling."""
         exited = self._exits.get(instance)  # at the gate after it
         return TaskResult(
             key=node_key(instance),
@@ -376,8 +341,6 @@ class PlannedResumeReader:
 
 
 class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
-    """The results of a run's tasks."""
-
     def __init__(
         self, instances: Iterable[str], result_of: Callable[[str], TaskResult[Output, Failure] | None]
     ) -> None:
@@ -403,19 +366,9 @@ class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
 async def read_planned(
     store: RunStore, run_id: str, keep: KeepOutput, *take: TakePage, is_resumed: bool = True
 ) -> PlannedResumeReader:
-    """Read the recorded state of a planned run page by page; see `PlannedResumeReader`.
+    """Read the recorded state of a planned run page by page; `take` receives the pages, too.
 
     All facts are read, so that no process resumes a record that is damaged anywhere (S-DUR-9).
-
-    Args:
-        store: The store of the record.
-        run_id: The run's id.
-        keep: See `PlannedResumeReader`.
-        take: Receive the pages, too.
-        is_resumed: See `PlannedResumeReader`.
-
-    Raises:
-        RecordError: The record is damaged, has a newer format, or was removed in the meantime.
     """
     recovery = PlannedResumeReader(keep, is_resumed=is_resumed)
     await read_pages(store, run_id, None, recovery.apply, *take)
@@ -423,11 +376,6 @@ async def read_planned(
     if recovery.needs_effects:
         await read_pages(store, run_id, None, recovery.effects_taker())
     return recovery
-
-
-def _head_of(recorded: OutputRecorded) -> Mapping[str, object]:
-    """Return an output without its large fields."""
-    return {**recorded.output_data(), "raw": "", "parsed_output": None, "output_type": None, "trace": None}
 
 
 def _count_incomplete(data: Mapping[str, object]) -> int:
@@ -438,11 +386,7 @@ def _count_incomplete(data: Mapping[str, object]) -> int:
 
 
 async def read_wanted(store: RunStore, run_id: str, plan: Plan) -> frozenset[str]:
-    """Return the tasks that would start if the run was resumed now.
-
-    Raises:
-        RecordError: The record is damaged.
-    """
+    """Return the tasks that would start if the run was resumed now."""
     stimuli = RecordedStimuli()
     async for page in store.read(run_id, kinds=kinds_of(StimulusRecorded, RunResumed)):
         stimuli.take(page)

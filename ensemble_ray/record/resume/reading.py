@@ -6,9 +6,9 @@ One page is in memory at a time. Large bodies are stored in an unnamed file unti
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast
+from typing import Any, Generic, TypeVar, assert_never, cast
 
 from ensemble_ray.definition.run_options import RunOptions, tags_in
 from ensemble_ray.errors import RecordError, ValidationError, message_of
@@ -16,6 +16,7 @@ from ensemble_ray.execute.effects import answers_before, typed_output
 from ensemble_ray.facts.effects import MemoryStored, ModelAnswered, ReflectionRecalled
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import (
+    DirectiveFact,
     DirectiveRecorded,
     FailureRecorded,
     ModelSwitched,
@@ -26,22 +27,13 @@ from ensemble_ray.facts.runs import (
 )
 from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.journal import plain_data
-from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.record.stores import RunStore, resume_advice
 from ensemble_ray.record.view.tree import directives_in
-from ensemble_ray.values.metrics import RunBudget
+from ensemble_ray.values.memory import TaskReflection
+from ensemble_ray.values.metrics import Amount, RunBudget
 from ensemble_ray.values.reviews import ModelSwitch, add_switch
+from ensemble_ray.values.task_output import TaskOutput
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ensemble_ray.facts.runs import DirectiveFact
-    from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.values.memory import TaskReflection
-    from ensemble_ray.values.metrics import Amount
-    from ensemble_ray.values.task_output import TaskOutput
-
-
-#: Receives the next facts of a run.
 TakePage = Callable[[Sequence[Fact]], None]
 #: Receives the output of a task, with the run's name for the task.
 KeepOutput = Callable[[str, OutputRecorded], None]
@@ -51,22 +43,13 @@ K = TypeVar("K", bound=Hashable)
 
 
 async def read_pages(store: RunStore, run_id: str, kinds: Collection[str] | None, *take: TakePage) -> None:
-    """Pass the recorded facts of some kinds to all functions in `take`, page by page.
-
-    Raises:
-        RecordError: The record is damaged, has a newer format, or was removed in the meantime.
-    """
     async for page in store.read(run_id, kinds=kinds):
         for each in take:
             each(page)
 
 
 async def read_answers(store: RunStore, run_id: str) -> Mapping[str, Sequence[Fact[ModelAnswered]]]:
-    """Return the answers to calls that made agents before the run began, by effect name, in order (S-SET-46).
-
-    Raises:
-        RecordError: The record is damaged.
-    """
+    """Return the answers to calls that made agents before the run began, by effect name, in order (S-SET-46)."""
     answers: dict[str, list[Fact[ModelAnswered]]] = {}
 
     def take(page: Sequence[Fact]) -> None:
@@ -92,12 +75,10 @@ class RecordedFailures(Generic[K]):
         return iter(self._facts)
 
     def put(self, key: K, fact: Fact[FailureRecorded]) -> None:
-        """Store the newest failure of a task."""
         slot = self._bodies.put(json.dumps(plain_data(fact.data.to_data())).encode())
         self._facts[key] = replace(fact, data=_NO_DATA), slot
 
     def get(self, key: K) -> Fact[FailureRecorded] | None:
-        """Return the failure of a task, or None if it has none."""
         found = self._facts.get(key)
         if found is None:
             return None
@@ -109,7 +90,6 @@ _NO_DATA = FailureRecorded(error_type="", message="")
 
 
 def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
-    """Return a run's budget as recorded in its facts, or None."""
     return None if budget is None else RecordedBudget(budget.max_tokens, budget.max_cost)
 
 
@@ -122,12 +102,7 @@ def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
 
 
 def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOptions:
-    """Return the options of a resumed run: its last options, updated by `chosen`.
-
-    Args:
-        facts: Its facts of the kinds `plan` and `resume`, in order; others are ignored.
-        chosen: Options of the resumption.
-    """
+    """Return the options of a resumed run: its last options, from the facts of its head, updated by `chosen`."""
     last = _newest(facts)
     recorded = recorded_options(last)
     now = {} if chosen is None else chosen.model_dump(exclude_none=True)
@@ -135,11 +110,6 @@ def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOption
 
 
 def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
-    """Return the options in the start or resumption of a run.
-
-    Raises:
-        RecordError: The options cannot be read.
-    """
     try:
         return RunOptions(**_options(header))
     except (TypeError, ValidationError) as error:
@@ -157,18 +127,7 @@ def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[
 
 
 def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:
-    """Refuse to resume a run that spent its budget, unless the budget is larger now (S-BUD-6).
-
-    Args:
-        run_id: The run's id.
-        origin: Origin of its definition; empty if it was defined in a program.
-        before: The last budget of the run.
-        now: The budget of the resumption.
-        spent: The spent amount.
-
-    Raises:
-        ValidationError: The run would end immediately.
-    """
+    """Refuse to resume a run that spent its budget, unless the budget is larger now (S-BUD-6)."""
     if now is None or before is None or (now.allows_more(before) and now.covers(spent)):
         return
     raise ValidationError(
@@ -199,11 +158,7 @@ def _options(header: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
 
 
 async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskReflection | None]]:
-    """Yield the reflections of earlier runs that tasks received, with their keys.
-
-    Raises:
-        RecordError: The record is damaged.
-    """
+    """Yield the reflections of earlier runs that tasks received, with their keys."""
     async for page in store.read(run_id, kinds=kinds_of(ReflectionRecalled)):
         for fact in page:
             if isinstance(fact.data, ReflectionRecalled):
@@ -211,11 +166,7 @@ async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str
 
 
 async def read_stored(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskOutput]]:
-    """Yield the outputs that were stored in the memory of a run, by instance, in their order.
-
-    Raises:
-        RecordError: The record is damaged.
-    """
+    """Yield the outputs that were stored in the memory of a run, by instance, in their order."""
     noted: set[str] = set()
     async for page in store.read(run_id, kinds=kinds_of(MemoryStored, OutputRecorded)):
         for fact in page:
@@ -226,11 +177,7 @@ async def read_stored(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, 
 
 
 class GivenDirectives:
-    """The directives of one run.
-
-    Attributes:
-        switches: Models for tasks that start now, if they are not the models of their agents.
-    """
+    """The directives of one run; `switches` are models for tasks that start now, if not the models of their agents."""
 
     def __init__(self, given: Iterable[DirectiveFact] = ()) -> None:
         self.switches: tuple[ModelSwitch, ...] = ()
@@ -240,7 +187,6 @@ class GivenDirectives:
             self.apply(each)
 
     def apply(self, given: DirectiveFact) -> None:
-        """Apply the next directive."""
         match given:
             case DirectiveRecorded(text=text):
                 self._texts[text] = given
@@ -255,11 +201,6 @@ class GivenDirectives:
 
 
 async def read_switches(store: RunStore, run_id: str) -> tuple[ModelSwitch, ...]:
-    """Return the model switches of a run.
-
-    Raises:
-        RecordError: The record is damaged.
-    """
     given = GivenDirectives()
     async for page in store.read(run_id, kinds=kinds_of(ModelSwitched)):
         for each in directives_in(page):

@@ -13,9 +13,9 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, no_fork, track, was_quiet
 from ensemble_ray.record.journal import FORMAT
@@ -31,10 +31,6 @@ from ensemble_ray.record.sqlite.losses import (
     remember,
 )
 from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-
 
 _log = bounded_logger(__name__)
 
@@ -70,16 +66,6 @@ class SqliteFile:
 
     @no_fork()
     def __init__(self, directory: Path, *, allows_loss: bool = False) -> None:
-        """Open the file in a run's directory, and create it if it is missing.
-
-        Args:
-            directory: The run's directory.
-            allows_loss: Open the file although facts are missing: a user accepted the loss.
-
-        Raises:
-            RecordError: the file has a newer format, or facts are missing.
-            OSError, sqlite3.Error: the file cannot be opened.
-        """
         self.path = directory / RECORD
         is_new = not self.path.exists()
         # Check before opening for writing: opening could remove the evidence of the loss.
@@ -96,7 +82,6 @@ class SqliteFile:
         self._has_full_sync = False
         self._looked_at = 0.0
         self._is_left = False
-        #: position of the last added fact
         self._last = 0
         self._count: CountFile | None = None
         self._files: tuple[_Part, ...] = ()
@@ -109,7 +94,7 @@ class SqliteFile:
             self._count = CountFile(directory)
             if not allows_loss and not is_new:
                 self._correct_count(directory, self._count)
-            self._files = tuple(map(_part, self._names()))
+            self._files = tuple(map(_part, (self.path, log_of(self.path), index_of(self.path))))
         except BaseException:
             self.close()
             raise
@@ -127,8 +112,6 @@ class SqliteFile:
 
         Raises:
             sqlite3.IntegrityError: the file has a newer epoch for a fact's instance (`is_stale`).
-            sqlite3.Error: the file cannot be written.
-            RecordError: the file was removed.
         """
         if rows and len(rows) <= _ROWS and not bodies:
             with self._commit(is_synced=is_synced, has_effect=has_effect):
@@ -147,11 +130,7 @@ class SqliteFile:
             self._insert(rows[begin : begin + _ROWS])
 
     def reset_count(self) -> None:
-        """Note the last added fact as the end of the record, and drop earlier notes. Used after a loss was accepted.
-
-        Raises:
-            OSError: the notes cannot be written.
-        """
+        """Note the last added fact as the end of the record, and drop earlier notes. Used after a loss was accepted."""
         if self._count is not None:
             self._count.reset(self._last)
 
@@ -169,15 +148,7 @@ class SqliteFile:
         count.reset(last)
 
     def check_there(self, *, is_last: bool = False) -> None:
-        """Refuse to write to a file that readers cannot find any more.
-
-        Args:
-            is_last: No write follows: check even if the last check was a short time ago.
-
-        Raises:
-            RecordError: the file, its log or the log's index was removed, replaced or truncated.
-            OSError: one of them has become read-only.
-        """
+        """Refuse to write to a file that readers cannot find any more. `is_last` checks in any case."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S and not is_last:
             return
@@ -201,11 +172,6 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False, has_effect: bool = False) -> Generator[None]:
-        """Commit the statements of the block as one transaction.
-
-        Raises:
-            RecordError: the file was removed.
-        """
         with self._commit(is_synced=is_synced, has_effect=has_effect):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -217,20 +183,13 @@ class SqliteFile:
                 raise
 
     def epochs(self) -> dict[str, int]:
-        """Return the newest epoch of each instance that has one above 0; `run` is the run as a whole."""
         return dict(self._connection.execute("SELECT instance, epoch FROM epochs"))
 
     def facts_named(self, run_id: str, instance: str, name: str) -> list[Fact]:
-        """Return the facts of that instance and name, in order.
-
-        Raises:
-            RecordError: one of them is damaged.
-        """
         where = "WHERE instance = ? AND name = ? ORDER BY seq"
         return facts_in(self._connection, run_id, self.path, where, (instance, name))
 
     def raise_epoch(self, instance: str, epoch: int) -> None:
-        """Require this epoch or a newer one for facts of that instance (`run`: of all instances)."""
         self._connection.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (instance, epoch))
 
     def after_fork(self) -> None:
@@ -262,9 +221,6 @@ class SqliteFile:
             self._is_left = True
             abandon(self._connection)
 
-    def _names(self) -> tuple[Path, Path, Path]:
-        return self.path, log_of(self.path), index_of(self.path)
-
     def _write_something(self) -> None:
         self._connection.execute(f"PRAGMA user_version={FORMAT}")
 
@@ -274,7 +230,6 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def _commit(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
-        """Commit the block with the requested persistence, and note the commit."""
         with no_fork():
             yield from self._committing(is_synced=is_synced, has_effect=has_effect)
 
@@ -300,7 +255,6 @@ class SqliteFile:
 
 
 def is_stale(error: sqlite3.Error) -> bool:
-    """Whether the file refused facts of an older epoch."""
     return isinstance(error, sqlite3.IntegrityError) and str(error) == _STALE
 
 
@@ -322,7 +276,6 @@ def cannot_write(path: Path, error: Exception) -> RecordError:
 
 
 def _part(path: Path) -> _Part:
-    """Return the identity of an open file and its minimum size; only the log may shrink later."""
     found = path.stat()
     return str(path), (found.st_dev, found.st_ino), 0 if path.name.endswith("-wal") else found.st_size
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,14 +25,13 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import after_fork, threads, track
 from ensemble_ray.record.journal import EpochFence, body_digest, text_of
+from ensemble_ray.record.stores import try_lock, unlock
 
 if TYPE_CHECKING:
     from ensemble_ray.record.sqlite.file import Row, SqliteFile
 
 
-#: Longest time that a fact waits for its commit, s.
 GROUP_S = 0.2
-#: How long the end of the process waits for pending writes, s.
 _LAST_CALL_S = 5.0
 _log = bounded_logger(__name__)
 
@@ -56,14 +56,16 @@ class GroupWriter:
         self._thread: threading.Thread | None = None
 
     def ask(self, somebody: Writable) -> None:
-        """Schedule a `write_out` within the group time."""
         self._asked.append(somebody)
         self._work.set()
         if self._thread is None:
-            self._begin()
+            with self._lock:
+                if self._thread is None:
+                    # A daemon: a hanging disk must not block the end of the process.
+                    self._thread = threading.Thread(target=self._run, name="ensemble-ray-record", daemon=True)
+                    self._thread.start()
 
     def hurry(self) -> None:
-        """Run all scheduled writes now."""
         self._hurry.set()
 
     def finish(self, timeout_s: float = _LAST_CALL_S) -> None:
@@ -74,13 +76,6 @@ class GroupWriter:
         self.ask(last)
         self.hurry()
         last.reached.wait(timeout_s)
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                # A daemon: a hanging disk must not block the end of the process.
-                self._thread = threading.Thread(target=self._run, name="ensemble-ray-record", daemon=True)
-                self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -110,7 +105,6 @@ _writer = GroupWriter()
 
 
 def group_writer() -> GroupWriter:
-    """Return the process's writer."""
     return _writer
 
 
@@ -123,12 +117,6 @@ def _begin_anew() -> None:
 @atexit.register
 def _finish() -> None:
     _writer.finish()
-
-
-try:
-    import fcntl
-except ImportError:  # a system without file locks: SQLite's own locks are left
-    fcntl = None  # type: ignore[assignment]
 
 
 #: How long a commit waits for its turn before it fails, s.
@@ -150,20 +138,16 @@ class CommitLock:
         track(self)
 
     def acquire(self, patience_s: float = PATIENCE_S) -> bool:
-        """Wait for the lock; return False if another holder keeps it for `patience_s`.
-
-        Raises:
-            OSError: the file cannot be created.
-        """
+        """Wait for the lock; return False if another holder keeps it for `patience_s`."""
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             self._name = b"%-10d\n" % os.getpid()
-        if not self._try():
+        if not try_lock(self._descriptor):
             until = time.monotonic() + patience_s
             pause_s = _FIRST_PAUSE_S
             while True:
                 time.sleep(pause_s)
-                if self._try():
+                if try_lock(self._descriptor):
                     break
                 if time.monotonic() > until:
                     return False
@@ -173,23 +157,13 @@ class CommitLock:
         return True
 
     def acquire_or_raise(self, patience_s: float = PATIENCE_S) -> None:
-        """Acquire the lock, or raise.
-
-        Raises:
-            RecordError: another process holds it for `patience_s`; the message names the process.
-            OSError: the file cannot be created.
-        """
         if not self.acquire(patience_s):
             raise self.is_held(patience_s)
 
     def seize(self, patience_s: float = PATIENCE_S) -> None:
-        """Acquire the lock like `acquire_or_raise`, and kill a holder on this machine that is stopped (SIGSTOP).
+        """Acquire the lock, and kill a stopped holder on this machine (SIGSTOP): it would hold the lock forever.
 
-        A stopped holder would hold the lock forever. SQLite recovers from its locks and partial writes as after any kill.
-
-        Raises:
-            RecordError: another process holds it for `patience_s`; the message names the process.
-            OSError: the file cannot be created.
+        SQLite recovers from its locks and partial writes as after any kill.
         """
         until = time.monotonic() + patience_s
         while not self.acquire(min(_FROZEN_S, patience_s)):
@@ -198,19 +172,19 @@ class CommitLock:
             self._end_frozen_holder()
 
     def is_held(self, patience_s: float) -> RecordError:
-        """Return the error that names the holder."""
+        pid = self._holder_pid()
+        holder = f"process {pid}" if pid else "another process"
         msg = (
-            f"Cannot write the run's record in {self.path.parent}: {self._holder()} has held its lock "
+            f"Cannot write the run's record in {self.path.parent}: {holder} has held its lock "
             f"for {patience_s:.0f} s. Is it stopped? Let it go on, or end it"
         )
         return RecordError(msg, str(self.path))
 
     def release(self) -> None:
-        if fcntl is not None and self._descriptor >= 0:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        if self._descriptor >= 0:
+            unlock(self._descriptor)
 
     def close(self) -> None:
-        """Release the lock and close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -219,12 +193,7 @@ class CommitLock:
         """Close the parent's file: otherwise the child would keep the parent's lock."""
         self.close()
 
-    def _holder(self) -> str:
-        pid = self._holder_pid()
-        return f"process {pid}" if pid else "another process"
-
     def _holder_pid(self) -> int:
-        """Return the process id that the holder wrote; 0 if unknown."""
         try:
             return int(self.path.read_text())
         except (OSError, ValueError):
@@ -240,7 +209,9 @@ class CommitLock:
         except OSError:
             return
         try:
-            if self._is_open_in(pid) and _is_stopped(pid) and self._holder_pid() == pid:
+            # A traced or sleeping process is not stopped.
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if self._is_open_in(pid) and state == "T" and self._holder_pid() == pid:
                 _log.warning(
                     "%s is held by process %d, which is stopped in the middle of a commit: killing it", self.path, pid
                 )
@@ -258,26 +229,11 @@ class CommitLock:
                     return True
         return False
 
-    def _try(self) -> bool:
-        if fcntl is None:
-            return True
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal stopped the process. A traced or sleeping process does not count."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
 
 #: The lock file of a run's writers, in the run's directory.
 COMMIT_LOCK = "commit.lock"
 #: Facts that may wait for the writer. Above it, `append` waits, so that a slow disk cannot fill the memory.
 _MAX_WAITING = 50_000
-#: Approximate number of facts in one commit.
 _GROUP = 512
 #: Facts rendered without a pause; in the pauses the event loop can run.
 _GO = 32
@@ -289,35 +245,27 @@ _TURN_S = 0.05
 _MOST_STORED_BODIES = 10_000
 
 
-#: A waiting future, and its exception or None.
 _Outcome = tuple["asyncio.Future[None]", Exception | None]
 
 
+@dataclass(slots=True, eq=False)
 class _Unit:
     """The facts of one `append` call, recorded atomically."""
 
-    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "size", "until", "waiter")
+    facts: Sequence[Fact]
+    epoch: int
+    until: Persistence = Persistence.QUEUED
+    waiter: asyncio.Future[None] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    #: number of facts; `facts` is emptied after rendering
+    size: int = field(init=False)
+    has_effect: bool = False
+    rows: list[Row] = field(default_factory=list["Row"])
+    bodies: dict[str, str] = field(default_factory=dict[str, str])
+    refusal: StaleEpochError | None = None
 
-    def __init__(
-        self,
-        facts: Sequence[Fact],
-        epoch: int,
-        until: Persistence = Persistence.QUEUED,
-        waiter: asyncio.Future[None] | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self.facts = facts
-        #: number of facts; `facts` is emptied after rendering
-        self.size = len(facts)
-        self.epoch = epoch
-        #: whether it begins a call with an effect on the world
-        self.has_effect = False
-        self.until = until
-        self.waiter = waiter
-        self.loop = loop
-        self.rows: list[Row] = []
-        self.bodies: dict[str, str] = {}
-        self.refusal: StaleEpochError | None = None
+    def __post_init__(self) -> None:
+        self.size = len(self.facts)
 
 
 class SqliteJournal:
@@ -332,15 +280,6 @@ class SqliteJournal:
         file: SqliteFile | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Create a journal for a run whose directory exists.
-
-        Args:
-            directory: The run's directory.
-            run_id: The run's id.
-            is_buffered: Whether `append` never waits for a commit (durability `run`).
-            file: The run's file, if it is already open; otherwise the writer's thread opens it.
-            patience_s: How long a commit waits for other processes that write to the run.
-        """
         self.run_id = run_id
         self._directory = directory
         self._is_buffered = is_buffered
@@ -348,7 +287,6 @@ class SqliteJournal:
         self._writer = group_writer()
         self._fence = EpochFence(run_id)
         self._queue: deque[_Unit] = deque()
-        #: facts
         self._appended = 0
         self._done = 0
         self._has_asked = False
@@ -365,11 +303,7 @@ class SqliteJournal:
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
         """Add facts in order; the caller must not change their data afterwards. They are committed within 200 ms.
 
-        Raises:
-            StaleEpochError: a newer epoch exists. A queued fact may be refused at its commit; then the next `append`
-                for that instance raises.
-            RecordError: the store refused the facts.
-            IllegalStateError: the journal is closed, or was opened before this process was forked.
+        A queued fact may be refused at its commit; then the next `append` for that instance raises a `StaleEpochError`.
         """
         self._check_usable()
         self._fence.admit(facts, epoch)
@@ -389,11 +323,7 @@ class SqliteJournal:
         return {(fact.name, fact.kind): fact for fact in facts}
 
     async def flush(self) -> None:
-        """Return when all appended facts are committed, or were refused because of their epoch.
-
-        Raises:
-            RecordError: the store refused them.
-        """
+        """Return when all appended facts are committed, or were refused because of their epoch."""
         if self._failure is not None:
             raise self._refusal(self._failure)
         if self._appended != self._done:
@@ -401,11 +331,7 @@ class SqliteJournal:
             await self._push_and_wait((), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
-        """Flush, and close the file in the background.
-
-        Raises:
-            RecordError: the store refused the facts.
-        """
+        """Flush, and close the file in the background."""
         if self._is_closed:
             return
         if self._writer is not group_writer():  # a forked process: the queue belongs to its parent
@@ -428,11 +354,11 @@ class SqliteJournal:
         if self._failure is not None:
             raise self._refusal(self._failure)
         if self._is_closed:
-            msg = f"The journal of run '{self.run_id}' is closed"
-            raise IllegalStateError(msg)
+            raise IllegalStateError(f"The journal of run '{self.run_id}' is closed")
         if self._writer is not group_writer():
-            msg = f"The journal of run '{self.run_id}' was opened before this process was forked: join the run in it"
-            raise IllegalStateError(msg)
+            raise IllegalStateError(
+                f"The journal of run '{self.run_id}' was opened before this process was forked: join the run in it"
+            )
 
     async def _push_and_wait(self, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         loop = asyncio.get_running_loop()
@@ -461,7 +387,6 @@ class SqliteJournal:
     # In the writer's thread.
 
     def write_out(self) -> None:
-        """Commit all facts appended so far."""
         self._has_asked = False  # first: a later append must schedule a write again
         rest = len(self._queue)  # a limit, so that a busy run does not delay other runs
         group: list[_Unit] = []
@@ -480,12 +405,19 @@ class SqliteJournal:
                 self._stalled = []
                 self._resolve_waiters(group)
         except Exception as error:  # noqa: BLE001  every failure must reach the waiting callers
-            self._fail(error, group)
+            self._failure = error
+            self._stalled = []
+            _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
+            self._resolve_waiters(group, error)
         if self._failure is not None:
             while self._queue:  # including units that were appended during the failure
                 self._resolve_waiters([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
-            self._release()
+            self._lock.close()
+            file, self._file = self._file, None
+            if file is not None:
+                # Merging the log into the file takes milliseconds; meanwhile the writer serves other runs.
+                threading.Thread(target=file.close, name="ensemble-ray-record-close", daemon=True).start()
 
     def _next_group(self, limit: int) -> list[_Unit]:
         group: list[_Unit] = []
@@ -524,7 +456,11 @@ class SqliteJournal:
         from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
 
         if not self._lock.acquire(_TURN_S):
-            return self._is_out_of_turn()
+            now = time.monotonic()
+            self._stalled_since = self._stalled_since or now - _TURN_S
+            if now - self._stalled_since > self._patience_s:
+                raise self._lock.is_held(self._patience_s)
+            return False
         self._stalled_since = 0.0
         try:
             if self._file is None:
@@ -571,14 +507,6 @@ class SqliteJournal:
             file.add_in_transaction(rows, bodies)
         return rows, bodies
 
-    def _is_out_of_turn(self) -> bool:
-        now = time.monotonic()
-        if not self._stalled_since:
-            self._stalled_since = now - _TURN_S
-        if now - self._stalled_since > self._patience_s:
-            raise self._lock.is_held(self._patience_s)
-        return False
-
     def _resolve_waiters(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
         """Resolve the futures of these units, with one call into each event loop."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
@@ -590,19 +518,6 @@ class SqliteJournal:
         for loop, outcomes in done.items():
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(_resolve, outcomes)
-
-    def _fail(self, error: Exception, group: Iterable[_Unit]) -> None:
-        self._failure = error
-        self._stalled = []
-        _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
-        self._resolve_waiters(group, error)
-
-    def _release(self) -> None:
-        self._lock.close()
-        file, self._file = self._file, None
-        if file is not None:
-            # Merging the log into the file takes milliseconds; meanwhile the writer serves other runs.
-            threading.Thread(target=file.close, name="ensemble-ray-record-close", daemon=True).start()
 
 
 def _together(group: Sequence[_Unit]) -> tuple[list[Row], dict[str, str]]:

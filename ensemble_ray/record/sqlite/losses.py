@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import sqlite3
 import sys
@@ -27,17 +26,15 @@ from zlib import crc32
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.process.forks import new_lock
-from ensemble_ray.record.journal import BODY_MARK, accepted_loss, body_digest, stored_text
+from ensemble_ray.record.journal import BODY_MARK, REFERENCE, accepted_loss, body_digest, stored_text
 from ensemble_ray.record.stores import resume_advice
 
 #: The file in a run's directory.
 COUNT = "record.count"
-#: Bytes of one note.
 _NOTE_BYTES = 64
 #: Places of the notes: of the last commit, of the last synchronised one, of the last one with an effect.
 _COMMITTED, _SYNCED, _EFFECT = range(3)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-#: Attempts to read a note that a writer may be changing.
 _TRIES = 5
 _PAUSE_S = 0.001
 
@@ -46,30 +43,18 @@ _PAUSE_S = 0.001
 class CommitCount:
     """The notes of a record."""
 
-    #: position of the last committed fact
     committed: int
     #: position of the last fact that the disk itself has; 0: none
     synced: int
     #: position of the last fact that was committed with, or after, the start of an effect on the world; 0: none
     effect: int
-    #: whether the machine has not restarted since the last commit
     is_same_boot: bool
-
-    @property
-    def promised(self) -> int:
-        """Position of the last fact that must exist, also after a possible power loss."""
-        return self.committed if self.is_same_boot else min(self.synced, self.committed)
 
 
 class CountFile:
     """The notes of one run, opened by a writer."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the file, and create it if it is missing.
-
-        Raises:
-            OSError: the file cannot be opened.
-        """
         self._descriptor = os.open(directory / COUNT, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def note(self, seq: int, *, has_effect: bool = False) -> None:
@@ -86,11 +71,7 @@ class CountFile:
             self._write(_SYNCED, seq)
 
     def reset(self, seq: int) -> None:
-        """Note this position as the end of the record, and drop earlier notes.
-
-        Raises:
-            OSError: the notes cannot be written.
-        """
+        """Note this position as the end of the record, and drop earlier notes."""
         for slot in (_SYNCED, _EFFECT, _COMMITTED):
             self._write(slot, seq if slot == _COMMITTED else 0)
 
@@ -105,11 +86,7 @@ class CountFile:
 
 
 def read_count(directory: Path) -> CommitCount | None:
-    """Return the notes of a run; None if it has none, for example because an earlier version wrote the record.
-
-    Raises:
-        OSError: the file exists and cannot be read.
-    """
+    """Return the notes of a run; None if it has none, for example because an earlier version wrote the record."""
     committed = synced = effect = None
     for attempt in range(_TRIES):
         if attempt:
@@ -119,7 +96,8 @@ def read_count(directory: Path) -> CommitCount | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         committed, synced, effect = notes = [_read(content, slot) for slot in range(3)]
-        if not any(note is None and _is_written(content, slot) for slot, note in enumerate(notes)):
+        written = (content[slot * _NOTE_BYTES : (slot + 1) * _NOTE_BYTES].strip(b"\0") for slot in range(3))
+        if not any(note is None and text for note, text in zip(notes, written, strict=True)):
             break
     if committed is None:
         return None
@@ -130,10 +108,6 @@ def read_count(directory: Path) -> CommitCount | None:
         effect=effect[0] if effect else 0,
         is_same_boot=boot == _boot(),
     )
-
-
-def _is_written(content: bytes, slot: int) -> bool:
-    return bool(content[slot * _NOTE_BYTES : (slot + 1) * _NOTE_BYTES].strip(b"\0"))
 
 
 def _read(content: bytes, slot: int) -> tuple[int, bytes] | None:
@@ -168,8 +142,6 @@ _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 512, 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScan:
-    """The content of a log."""
-
     #: commits up to the end that SQLite sees
     commits: int
     #: position of the first byte that is in no complete frame of this round; None: the log ends cleanly
@@ -184,11 +156,6 @@ class LogScan:
 
 
 def scan_log(path: Path) -> LogScan:
-    """Read a log.
-
-    Raises:
-        OSError: the log cannot be read.
-    """
     content = path.read_bytes()
     if len(content) < _HEADER_BYTES:
         return LogScan(commits=0, broken_at=0 if content else None)
@@ -251,8 +218,6 @@ def _checksum(part: bytes, sums: tuple[int, int], *, is_big: bool) -> tuple[int,
 
 #: The file in a run's directory.
 RECORD = "record.sqlite"
-#: A reference to a long text in JSON text.
-_REFERENCE = re.compile(r'"\$body": ?"([0-9a-f]{64})"')
 #: Logs without damage: path -> inode, size and time. A record without notes is checked for every page.
 _in_order: dict[str, tuple[int, int, int]] = {}
 _REMEMBERED = 1000
@@ -260,16 +225,11 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The facts and texts that a record has lost."""
-
     path: Path
-    #: position of the last remaining fact; 0: none
     last: int
     #: position of the last fact that was committed; None: not known
     expected: int | None
-    #: missing facts before the last remaining one
     gap: int = 0
-    #: missing long texts that facts refer to
     texts: int = 0
     #: the rest of the log; None: there is no log
     log: LogScan | None = None
@@ -277,7 +237,6 @@ class Loss:
     has_effect: bool = True
 
     def accept(self, kept: str | None) -> LossAccepted:
-        """Return the fact that accepts the loss; `kept` is the name of the copy of the log."""
         return LossAccepted(
             last=self.last,
             expected=self.expected,
@@ -289,12 +248,10 @@ class Loss:
         )
 
     def describe(self) -> str:
-        """Describe the missing facts and their place."""
         where = f"; {self._describe_log()}" if self.expected is None or self.expected > self.last else ""
         return f"{self._missing()} in {self.path}{where}"
 
     def error(self) -> RecordError:
-        """Return an error that describes the loss, with advice."""
         run = self.path.parent.name
         advice = (
             f"Restore its files, or continue without the lost facts: {resume_advice(run, None, field='allow_loss=True')}. "
@@ -329,7 +286,6 @@ class Loss:
 
 
 def log_of(path: Path) -> Path:
-    """Return the path of a record's write-ahead log."""
     return path.with_name(f"{path.name}-wal")
 
 
@@ -347,20 +303,15 @@ def is_short(connection: sqlite3.Connection, count: CommitCount | None, path: Pa
     if count is None:
         return _is_log_damaged(log_of(path))
     (last,) = connection.execute("SELECT max(seq) FROM facts").fetchone()
-    return int(last or 0) < count.promised
+    # Only synchronised facts must exist after a possible power loss.
+    promised = count.committed if count.is_same_boot else min(count.synced, count.committed)
+    return int(last or 0) < promised
 
 
 def find_loss(
     connection: sqlite3.Connection, count: CommitCount | None, path: Path, *, has_texts: bool = False
 ) -> Loss | None:
-    """Return the loss of an open record, or None.
-
-    Args:
-        connection: An open connection to the record.
-        count: The notes, read before the record.
-        path: The file.
-        has_texts: Whether to check the long texts too, which reads the whole record.
-    """
+    """Return the loss of an open record. `has_texts` checks the long texts, which reads everything."""
     number, last = connection.execute("SELECT count(*), coalesce(max(seq), 0) FROM facts").fetchone()
     gap = int(last) - int(number)
     is_cut = is_short(connection, count, path)
@@ -372,6 +323,7 @@ def find_loss(
         is_cut = False  # the process that accepted it ended before it could reset the notes
     if gap <= 0 and not is_cut and not texts:
         return None
+    is_effect_cut = is_cut and (count is None or count.effect > int(last))
     return Loss(
         path=path,
         last=int(last),
@@ -379,26 +331,20 @@ def find_loss(
         gap=max(0, gap),
         texts=texts,
         log=_scan(log_of(path)),
-        has_effect=gap > 0
-        or (is_cut and (count is None or count.effect > int(last)))
-        or any(loss.has_effect for _, loss in accepted),
+        has_effect=gap > 0 or is_effect_cut or any(loss.has_effect for _, loss in accepted),
     )
 
 
 def _read_accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
-    """Return positions and data of the accepted losses, in order."""
     query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
-    found: list[tuple[int, LossAccepted]] = []
-    for seq, text in connection.execute(query, (LossAccepted.FENCE,)):
-        found.append((int(seq), accepted_loss(text)))
-    return found
+    return [(int(seq), accepted_loss(text)) for seq, text in connection.execute(query, (LossAccepted.FENCE,))]
 
 
 def _missing_texts(connection: sqlite3.Connection) -> int:
     """Count the long texts that facts refer to and that are missing or altered."""
     wanted: set[str] = set()
     for (text,) in connection.execute("SELECT data FROM facts WHERE instr(data, ?)", (BODY_MARK,)):
-        wanted.update(_REFERENCE.findall(str(text)))
+        wanted.update(REFERENCE.findall(str(text)))
     for digest, body in connection.execute("SELECT sha256, body FROM bodies"):
         if digest in wanted and body_digest(stored_text(body)) == digest:
             wanted.discard(digest)
@@ -406,11 +352,7 @@ def _missing_texts(connection: sqlite3.Connection) -> int:
 
 
 def keep_log(path: Path) -> Path | None:
-    """Copy the rest of a record's log, because resuming replaces it. Return the copy's path, or None if there is no log.
-
-    Raises:
-        OSError: the log cannot be copied.
-    """
+    """Copy the rest of a record's log, because resuming replaces it. Return the copy's path, if there is a log."""
     log = log_of(path)
     if not log.exists():
         return None
@@ -458,19 +400,12 @@ def _identity(log: Path) -> tuple[int, int, int] | None:
 
 
 def read_commit_count(directory: Path) -> CommitCount | None:
-    """Return the notes of a run's record.
-
-    Raises:
-        RecordError: the notes cannot be read.
-    """
     try:
         return read_count(directory)
     except OSError as error:
-        msg = f"Cannot read the record {directory}: {error}"
-        raise RecordError(msg, str(directory)) from error
+        raise RecordError(f"Cannot read the record {directory}: {error}", str(directory)) from error
 
 
-#: Bytes of one part of an index.
 _PART_BYTES = 32_768
 _lock = new_lock()
 #: Number of this process's writing connections, by path of the record.
@@ -478,18 +413,15 @@ _open: dict[str, int] = {}
 
 
 def index_of(path: Path) -> Path:
-    """Return the path of the index of a record's log."""
     return path.with_name(f"{path.name}-shm")
 
 
 def remember(path: Path) -> None:
-    """Count one more open connection of this process that writes to the record."""
     with _lock:
         _open[str(path)] = _open.get(str(path), 0) + 1
 
 
 def drop_position(path: Path) -> None:
-    """Count one less open connection of this process that writes to the record."""
     with _lock:
         left = _open.get(str(path), 0) - 1
         if left > 0:

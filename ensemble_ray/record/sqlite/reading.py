@@ -12,14 +12,14 @@ import tempfile
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.process.forks import no_fork
-from ensemble_ray.record.journal import FORMAT, body_digest, data_of, missing_text, stored_text
+from ensemble_ray.record.journal import FORMAT, Resolve, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite.losses import (
     RECORD,
     Loss,
@@ -31,35 +31,22 @@ from ensemble_ray.record.sqlite.losses import (
     read_commit_count,
 )
 
-if TYPE_CHECKING:
-    from ensemble_ray.record.journal import Resolve
-
-
 T = TypeVar("T")
 
 #: How long SQLite waits for a lock, s. Writers use `COMMIT_LOCK`, so only readers that recover a log wait here.
 BUSY_S = 10.0
-#: Attempts to copy a record while a writer changes it.
 _TRIES = 5
 
 
 def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-    """Return all committed facts of a run in order; an empty list if it has none. `is_partial` reads a damaged record too.
-
-    Raises:
-        RecordError: the file is damaged, or has a newer format.
-    """
+    """Return all committed facts of a run in order. `is_partial` reads a damaged record too."""
     if not is_partial and (loss := loss_in(directory)) is not None:
         raise loss.error()
     return _read(directory, run_id, is_partial=is_partial)
 
 
 def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
-    """Return the loss of a run's record, or None. `has_texts`: check its long texts too.
-
-    Raises:
-        RecordError: the file is missing or damaged, or has a newer format.
-    """
+    """Return the loss of a run's record, or None. `has_texts`: check its long texts too."""
     count, path = read_commit_count(directory), directory / RECORD
 
     def find(connection: sqlite3.Connection) -> Loss | None:
@@ -69,20 +56,12 @@ def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
 
 
 def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
-    """Return the committed facts of one instance without stimuli, and the facts of accepted losses.
-
-    Raises:
-        RecordError: the file is damaged, or has a newer format.
-    """
+    """Return the committed facts of one instance without stimuli, and the facts of accepted losses."""
     return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LossAccepted.FENCE))
 
 
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
-    """Return the last fact of the run as a whole with one of these kinds, or None.
-
-    Raises:
-        RecordError: the file is damaged, or has a newer format.
-    """
+    """Return the last fact of the run as a whole with one of these kinds, or None."""
     marks = ", ".join("?" * len(kinds))
     where = f"WHERE seq = (SELECT max(seq) FROM facts WHERE instance = 'run' AND kind IN ({marks}))"  # noqa: S608  marks only
     found = _read(directory, run_id, where, kinds)
@@ -90,11 +69,7 @@ def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | No
 
 
 def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool = False) -> int:
-    """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none.
-
-    Raises:
-        RecordError: the file is damaged, or has a newer format.
-    """
+    """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none."""
     if not is_partial and (loss := loss_in(directory)) is not None:
         raise loss.error()
     where, values = _of_kinds(kinds)
@@ -110,27 +85,13 @@ def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool
 def read_page(
     directory: Path,
     run_id: str,
-    *,
     after: int,
     size: int,
+    *,
     kinds: Collection[str] | None,
     has_data: bool,
     is_partial: bool = False,
 ) -> list[Fact]:
-    """Return the next committed facts after a position, in order.
-
-    Args:
-        directory: The run's directory.
-        run_id: The run's id.
-        after: Position of the last fact that was read; 0: start at the first fact.
-        size: Maximum number of facts.
-        kinds: Only facts of these kinds; None: all kinds.
-        has_data: Whether to read the facts' data; otherwise the data is empty.
-        is_partial: Whether to read a damaged record too.
-
-    Raises:
-        RecordError: the file is damaged, or has a newer format.
-    """
     where, values = _of_kinds(kinds)
     where = f"WHERE seq > ? {where} ORDER BY seq LIMIT {size:d}"
     path = directory / RECORD
@@ -151,20 +112,7 @@ def facts_in(
     has_data: bool = True,
     is_partial: bool = False,
 ) -> list[Fact]:
-    """Return facts from an open file.
-
-    Args:
-        connection: An open connection to the file.
-        run_id: The run's id.
-        path: The file, for messages.
-        where: Selects and orders the facts; the rest of the statement.
-        values: Values of the placeholders in `where`.
-        has_data: Whether to read the facts' data; otherwise the data is empty.
-        is_partial: Whether to replace a missing text by a note, instead of raising.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
+    """Return facts from an open file that `where` selects. `is_partial` replaces a missing text by a note."""
     resolve = _resolver(connection, is_partial=is_partial)
     found: list[Fact] = []
     seq = 0
@@ -175,34 +123,28 @@ def facts_in(
             fields = data_of(data, resolve)
             found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=fields, epoch=epoch, seq=seq))
     except (ValueError, TypeError, RecursionError) as error:
-        msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
-        raise RecordError(msg, str(path)) from error
+        raise RecordError(f"The record is damaged: fact {seq} in {path} cannot be read ({error})", str(path)) from error
     except sqlite3.Error as error:
         raise unreadable(path, error) from error
     return found
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no record, or that has a newer format.
-
-    Raises:
-        RecordError: names the problem.
-    """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > FORMAT:
-        msg = f"The record {path} is of format {version}, this version reads up to {FORMAT}: update ensemble-ray"
-        raise RecordError(msg, str(path))
+        raise RecordError(
+            f"The record {path} is of format {version}, this version reads up to {FORMAT}: update ensemble-ray",
+            str(path),
+        )
     if version != FORMAT:
         raise unreadable(path, "it holds no record")
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an SQLite error means that the file is damaged or is no database."""
     return getattr(error, "sqlite_errorname", "").partition("_")[2].startswith(("CORRUPT", "NOTADB"))
 
 
 def unreadable(path: Path, reason: BaseException | str) -> RecordError:
-    """Return the error for a file that cannot be read."""
     if isinstance(reason, str) or is_damage(reason):
         found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
     else:
@@ -215,9 +157,9 @@ def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
     """Return an SQL condition for these kinds, and the values of its placeholders."""
     if kinds is None:
         return "", ()
-    if set(kinds) <= KINDS_OF_RUN:  # the index of instances finds them, independent of the number of other facts
-        return f"AND instance = 'run' AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
-    return f"AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
+    # The index of instances finds facts of the run, independent of the number of other facts.
+    of_run = "AND instance = 'run' " if set(kinds) <= KINDS_OF_RUN else ""
+    return f"{of_run}AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
 
 
 def _read(
@@ -234,12 +176,9 @@ def _read(
 
 @no_fork()
 def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
-    """Call `read` with a connection to the file and return its result; return `nothing` if the file does not exist.
-
-    Raises:
-        RecordError: the file is damaged or missing, or has lost its end and `is_partial` is False.
-    """
-    path, log = directory / RECORD, directory / f"{RECORD}-wal"
+    """Call `read` with a connection to the file and return its result; return `nothing` if the file does not exist."""
+    path = directory / RECORD
+    log = log_of(path)
     count = read_commit_count(directory)  # before the file, which then contains all noted facts
     if not path.exists():
         if count is not None and count.committed and directory.is_dir():
@@ -292,11 +231,7 @@ def _readable(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def _copy(path: Path, directory: Path) -> None:
-    """Copy a record and its log consistently, also while a writer is active.
-
-    Raises:
-        OSError: one of them cannot be read.
-    """
+    """Copy a record and its log consistently, also while a writer is active."""
     files = (path, log_of(path))
     for tries_left in reversed(range(_TRIES)):
         before = [_stamp(each) for each in files]
@@ -341,14 +276,9 @@ def _resolver(connection: sqlite3.Connection, *, is_partial: bool) -> Resolve:
         text = "" if found is None else stored_text(found[0])
         if text and body_digest(text) == digest:
             return text
-        if is_partial or _is_loss_accepted(connection):
+        accepted = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
+        if is_partial or connection.execute(accepted, (LossAccepted.FENCE,)).fetchone() is not None:
             return missing_text(digest)
-        msg = f"its text {digest[:16]} is {'missing' if found is None else 'not what was recorded'}"
-        raise ValueError(msg)
+        raise ValueError(f"its text {digest[:16]} is {'missing' if found is None else 'not what was recorded'}")
 
     return resolve
-
-
-def _is_loss_accepted(connection: sqlite3.Connection) -> bool:
-    query = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
-    return connection.execute(query, (LossAccepted.FENCE,)).fetchone() is not None

@@ -7,9 +7,9 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Coroutine, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
@@ -19,53 +19,27 @@ from ensemble_ray.process.forks import threads
 from ensemble_ray.record.journal import body_digest, text_of
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs
-from ensemble_ray.record.sqlite.file import Row, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.file import SqliteFile, cannot_write
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, PATIENCE_S, CommitLock, SqliteJournal
 from ensemble_ray.record.sqlite.losses import RECORD, keep_log
-from ensemble_ray.record.sqlite.reading import facts_in, loss_in, read_from, read_instance
-from ensemble_ray.record.stores import GatesOfRun, OwnedRun, RecordedRun, pages
+from ensemble_ray.record.sqlite.reading import (
+    facts_in,
+    last_seq,
+    loss_in,
+    read_from,
+    read_instance,
+    read_page,
+)
+from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.ids import OWNER_STEP, RUN
 from ensemble_ray.values.outputs import RunState
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
 
 _log = bounded_logger(__name__)
 #: Same condition as in the file's index of gates, so that SQLite uses the index.
 _OF_GATES = "WHERE kind IN ('review', 'review_decision') ORDER BY seq"
 
 
-def gates_in(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | None = None) -> list[GatesOfRun]:
-    """Return the runs of a home that have not ended and have gates, oldest first.
-
-    Args:
-        home: The home.
-        known: As for `list_runs`.
-
-    Raises:
-        RecordError: the home cannot be read.
-    """
-    found: list[GatesOfRun] = []
-    for run in reversed(list_runs(home, known)):
-        if run.state.is_final:
-            continue
-        try:
-            facts = read_gates(RunDirectory(home, run.run_id))
-        except RecordError as error:
-            _log.warning("The review gates of run %s are not listed: %s", run.run_id, error)
-            continue
-        if facts:
-            found.append(GatesOfRun(run, facts))
-    return found
-
-
-def read_gates(directory: RunDirectory) -> list[Fact]:
-    """Return the facts of a run's gates; see `GatesOfRun.facts`.
-
-    Raises:
-        RecordError: the file is damaged, or has a newer format.
-    """
+def _read_gates(directory: RunDirectory) -> list[Fact]:
     run_id, path = directory.run_id, directory.path / RECORD
 
     def read(connection: sqlite3.Connection) -> list[Fact]:
@@ -78,22 +52,16 @@ def read_gates(directory: RunDirectory) -> list[Fact]:
     return read_from(directory.path, read, [])
 
 
-def record_decision(
+def _record_decision(
     directory: RunDirectory, gate: str, decision: ReviewDecided, *, patience_s: float
 ) -> tuple[Gate, Obstacle] | None:
-    """Record a decision, or return the obstacle; see `RunStore.decide`.
-
-    Raises:
-        RecordError: the record is damaged, or cannot be written.
-    """
     lock = CommitLock(directory.path / COMMIT_LOCK)
     try:
         lock.acquire_or_raise(patience_s)
         # A claim of the run needs this lock too: if the run has no owner now, its next owner reads this decision.
         is_owned = directory.ownership.is_held()
-        return _record(
-            directory, Fact(run=directory.run_id, name=gate, at=time.time(), data=decision), is_owned=is_owned
-        )
+        fact = Fact(run=directory.run_id, name=gate, at=time.time(), data=decision)
+        return _record(directory, fact, is_owned=is_owned)
     except (OSError, sqlite3.Error) as error:
         raise cannot_write(directory.path / RECORD, error) from error
     finally:
@@ -128,15 +96,7 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """All runs of one home. See `RunStore`."""
-
     def __init__(self, home: Path, *, patience_s: float = PATIENCE_S) -> None:
-        """Set the home, without creating or opening any file.
-
-        Args:
-            home: Directory that contains `runs/ID/`.
-            patience_s: How long a commit waits for other processes that write to the run.
-        """
         self._home = home
         self._patience_s = patience_s
         #: runs that had ended when they were last listed
@@ -161,8 +121,11 @@ class SqliteStore:
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  a file needs no names of writers
         directory = RunDirectory(self._home, run_id)
         if not directory.path.is_dir():
-            msg = f"Cannot write the run's record: there is no {directory.path}. Is ENSEMBLE_RAY_HOME the same in all processes?"
-            raise RecordError(msg, str(directory.path))
+            raise RecordError(
+                f"Cannot write the run's record: there is no {directory.path}. "
+                "Is ENSEMBLE_RAY_HOME the same in all processes?",
+                str(directory.path),
+            )
         return self._journal(directory, is_buffered=is_buffered)
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
@@ -177,15 +140,14 @@ class SqliteStore:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        directory = RunDirectory(self._home, run_id)
-        return pages(
-            lambda: threads.run(directory.last_seq, kinds, is_partial=is_partial),
-            lambda position: threads.run(
-                directory.page, after=position, kinds=kinds, has_data=has_data, is_partial=is_partial
-            ),
-            run_id,
-            after=after,
-        )
+        path = RunDirectory(self._home, run_id).path
+
+        def page(position: int) -> Awaitable[Sequence[Fact]]:
+            return threads.run(
+                read_page, path, run_id, position, PAGE, kinds=kinds, has_data=has_data, is_partial=is_partial
+            )
+
+        return pages(lambda: threads.run(last_seq, path, kinds, is_partial=is_partial), page, run_id, after=after)
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
         return await threads.run(read_instance, RunDirectory(self._home, run_id).path, run_id, instance)
@@ -205,17 +167,29 @@ class SqliteStore:
         existing_run(run_id, self._home).ask_cancel()
 
     async def gates(self) -> list[GatesOfRun]:
-        return await threads.run(gates_in, self._home, self._ended)
+        return await threads.run(self._gates)
 
     async def gates_of(self, run_id: str) -> list[Fact]:
-        return await threads.run(read_gates, RunDirectory(self._home, run_id))
+        return await threads.run(_read_gates, RunDirectory(self._home, run_id))
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
         directory = existing_run(run_id, self._home)
-        return await threads.run(record_decision, directory, gate, decision, patience_s=self._patience_s)
+        return await threads.run(_record_decision, directory, gate, decision, patience_s=self._patience_s)
 
     async def delete(self, run_id: str) -> None:
         await threads.run(existing_run(run_id, self._home).delete)
+
+    def _gates(self) -> list[GatesOfRun]:
+        found: list[GatesOfRun] = []
+        for run in reversed(list_runs(self._home, self._ended)):
+            if run.state.is_final:
+                continue
+            try:
+                if facts := _read_gates(RunDirectory(self._home, run.run_id)):
+                    found.append(GatesOfRun(run, facts))
+            except RecordError as error:
+                _log.warning("The review gates of run %s are not listed: %s", run.run_id, error)
+        return found
 
     def _journal(self, directory: RunDirectory, *, is_buffered: bool, file: SqliteFile | None = None) -> SqliteJournal:
         return SqliteJournal(
@@ -241,7 +215,7 @@ class SqliteStore:
         with self._owning(directory, by_force=by_force):
             loss = loss_in(directory.path, has_texts=True)
             if loss is None:
-                directory.release()
+                directory.ownership.release()
                 return False
             if not loss.last:
                 raise loss.error()
@@ -250,14 +224,8 @@ class SqliteStore:
             file = SqliteFile(directory.path, allows_loss=True)
             try:
                 with file.transaction():
-                    row: Row = (
-                        LossAccepted.KIND,
-                        RUN,
-                        LossAccepted.FENCE,
-                        time.time(),
-                        _raised_epoch(file),
-                        json.dumps(data),
-                    )
+                    epoch = _raised_epoch(file)
+                    row = (LossAccepted.KIND, RUN, LossAccepted.FENCE, time.time(), epoch, json.dumps(data))
                     file.add_in_transaction([row], {})
                 file.reset_count()
             finally:
@@ -267,18 +235,18 @@ class SqliteStore:
         return True
 
     @contextlib.contextmanager
-    def _owning(self, directory: RunDirectory, *, by_force: bool) -> Generator[CommitLock]:
+    def _owning(self, directory: RunDirectory, *, by_force: bool) -> Generator[None]:
         """Own the run as its only writer inside the block. If the block fails, release the run."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
             (lock.seize if by_force else lock.acquire_or_raise)(self._patience_s)
             directory.own(by_force=by_force)
-            yield lock
+            yield
         except (OSError, sqlite3.Error) as error:
-            directory.release()
+            directory.ownership.release()
             raise cannot_write(directory.path / RECORD, error) from error
         except BaseException:
-            directory.release()
+            directory.ownership.release()
             raise
         finally:
             lock.close()
@@ -297,7 +265,7 @@ async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
     def release(job: asyncio.Future[T]) -> None:
         if not job.cancelled():
             job.exception()  # mark it as retrieved
-        directory.release()
+        directory.ownership.release()
 
     job = asyncio.ensure_future(work)
     try:
@@ -308,20 +276,10 @@ async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _OwnedRun:
-    """A run that this process owns. See `OwnedRun`."""
-
     def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int) -> None:
         self._directory = directory
-        self._journal = journal
-        self._epoch = epoch
-
-    @property
-    def journal(self) -> SqliteJournal:
-        return self._journal
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
+        self.journal = journal
+        self.epoch = epoch
 
     async def write_state(self, state: RunState) -> None:
         await threads.run(self._directory.write_state, state)
@@ -331,7 +289,7 @@ class _OwnedRun:
 
     async def close(self, state: RunState) -> None:
         try:
-            await self._journal.close()
+            await self.journal.close()
             await self.write_state(state)
         finally:
-            self._directory.release()
+            self._directory.ownership.release()

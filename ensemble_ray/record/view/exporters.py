@@ -6,16 +6,14 @@ A failure of an exporter never affects the result of a run.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _log = bounded_logger(__name__)
 #: Default folder for traces in capture mode full (S-CAP-15).

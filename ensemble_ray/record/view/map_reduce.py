@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
-from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import (
     DirectiveRecorded,
     ExitRecorded,
@@ -31,26 +31,11 @@ from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
 from ensemble_ray.record.levels import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceResumeReader, RecordedOutcome
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
-from ensemble_ray.record.view.tree import (
-    TreeRow,
-    directive_data,
-    directive_rows,
-    format_count,
-    format_seconds,
-    format_tokens,
-    level_row,
-    lost_row,
-    name_details,
-    row_text,
-    tags_row,
-)
+from ensemble_ray.record.view import tree
+from ensemble_ray.record.view.tree import TreeRow, row_text
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-
-#: Kinds of facts that a view reads.
 VIEW_KINDS = (
     *HEAD_KINDS,
     *kinds_of(
@@ -73,8 +58,6 @@ _REASON = 400
 
 
 class MapReduceView:
-    """The view of a dynamic run."""
-
     def __init__(self, run_id: str, *, is_running: bool = False) -> None:
         """Start without facts; if the run is running, its calls without a result may still be in progress."""
         self._is_running = is_running
@@ -85,15 +68,9 @@ class MapReduceView:
         #: the first failures by key, including failures of tasks that succeeded later; a view leaves these out
         self._failures: dict[str, str] = {}
         self._last_at = 0.0
-        #: lost parts of the record
         self._lost: list[str] = []
 
     def apply(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts.
-
-        Raises:
-            RecordError: One of them is damaged.
-        """
         for fact in facts:
             self._last_at = max(self._last_at, fact.at)
             self._unknown.apply(fact)
@@ -109,7 +86,6 @@ class MapReduceView:
 
     @property
     def state(self) -> RunState:
-        """The state of the run according to its facts."""
         return self._recovery.head.state
 
     @property
@@ -131,7 +107,6 @@ class MapReduceView:
         return [self._levels[level] for level in sorted(self._levels)]
 
     def rows(self) -> Iterator[TreeRow]:
-        """Return the rows of its tree, top down."""
         levels, head = self.levels, self._recovery.head
         failures = self._standing_failures()
         calls, asked, answered = (
@@ -145,20 +120,20 @@ class MapReduceView:
             kind="run",
             title=f"Run {row_text(self._run_id, _TITLE)}: {row_text(workflow, _TITLE)}, {self.state.value}",
             details=(
-                *name_details(head.name),
-                format_seconds(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
-                format_count(self._recovery.items.count, "item"),
-                format_count(calls, "model call"),
-                format_tokens(asked, answered),
+                *tree.name_details(head.name),
+                tree.format_seconds(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
+                tree.format_count(self._recovery.items.count, "item"),
+                tree.format_count(calls, "model call"),
+                tree.format_tokens(asked, answered),
             ),
             is_bad=bool(failures) or any(tally.unknown for tally in levels),
         )
         if head.tags:
-            yield tags_row(head.tags)
-        yield from map(lost_row, self._lost)
-        yield from map(level_row, levels)
+            yield tree.tags_row(head.tags)
+        yield from map(tree.lost_row, self._lost)
+        yield from map(tree.level_row, levels)
         yield from self._unknown.rows(self._is_over)
-        yield from directive_rows(self._recovery.directives)
+        yield from tree.directive_rows(self._recovery.directives)
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{row_text(key, _TITLE)}: {text}", is_bad=True)
         if (own := self._own_error()) not in {"", *failures.values()}:
@@ -170,7 +145,6 @@ class MapReduceView:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
 
     def data(self) -> dict[str, object]:
-        """Return the same as JSON data."""
         head = self._recovery.head
         return {
             "run_id": self._run_id,
@@ -186,7 +160,7 @@ class MapReduceView:
             **({"error": own} if (own := self._own_error()) else {}),
             **({"tags": dict(head.tags)} if head.tags else {}),
             **({"lost": self._lost} if self._lost else {}),
-            **directive_data(self._recovery.directives),
+            **tree.directive_data(self._recovery.directives),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.describe(self._is_over),
         }

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
-from ensemble_ray.events.telemetry.spans import Content, UnitTimes, run_spans, task_spans
+from ensemble_ray.events.telemetry.spans import Content, SpanData, UnitTimes, run_spans, task_spans
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RunEnded, RunResumed, StimulusRecorded
@@ -21,9 +20,6 @@ from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.values.ids import delegating_call
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import RunTracing, parse_traceparent
-
-if TYPE_CHECKING:
-    from ensemble_ray.events.telemetry.spans import SpanData
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,11 +39,7 @@ class _Beginning:
 
 
 def recorded_spans(facts: Sequence[Fact], content: Content = Content.NO_CONTENT) -> list[SpanData]:
-    """Return the spans of a run by period; spans of tasks precede the span of their period.
-
-    Raises:
-        RecordError: The record is damaged.
-    """
+    """Return the spans of a run by period; spans of tasks precede the span of their period."""
     history = RunHistory(has_details=True)
     spans: list[SpanData] = []
     for beginning in _read(facts, history):
@@ -95,7 +87,6 @@ def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
 
 
 def _tell(history: RunHistory, untold: dict[str, _Beginning]) -> None:
-    """Assign unreported executions to their periods, and clear them."""
     for instance in sorted(history.work, key=lambda each: delegating_call(each) is not None):
         work = RecordedWork(history, instance)
         if instance in untold and work.is_recorded:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Union, cast
 
 from ensemble_ray.execute.agent.context_window import describe_context
 from ensemble_ray.facts.effects import ReflectionRecorded, ReflectionStored
-from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
+from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched
 from ensemble_ray.record.levels import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.text.foreign_text import escape_controls
@@ -31,7 +31,6 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.units import PredicateAnswer
 
 
@@ -45,11 +44,9 @@ class UnitBranch:
 
     @property
     def is_unit(self) -> bool:
-        """Whether it is a unit, and not one execution."""
         return "#" not in self.path.rpartition("/")[2]
 
     def tasks(self) -> Iterator[TaskTrace]:
-        """Return the tasks in it, at any depth."""
         for entry in self.entries:
             if isinstance(entry, UnitBranch):
                 yield from entry.tasks()
@@ -83,7 +80,6 @@ def _branch(path: str, known: dict[str, UnitBranch]) -> UnitBranch:
 
 
 def describe_unit(trace: ExecutionTrace, path: str) -> tuple[str, ...]:
-    """Return a short description of a unit or of one execution of it."""
     for loop in trace.loop_traces:
         if loop.path == path:
             ran = f"{loop.iterations_run} of at most {loop.max_iterations} iterations"
@@ -123,7 +119,6 @@ def row_text(text: str, length: int) -> str:
 
 
 def format_seconds(duration: timedelta) -> str:
-    """Return a duration in a readable format."""
     seconds = duration.total_seconds()
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
@@ -167,7 +162,6 @@ def context_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[s
         yield f"context{where}: {describe_context(data)}", (f"{needed:,} tokens, budget {budget:,}",)
 
 
-#: Maximum number of lines of a difference.
 _MOST_LINES = 20
 _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
 _VERDICTS = {"approve": "approved", "edit": "edited", "exit": "ended the run", "waiting": "waits"}
@@ -230,15 +224,11 @@ RowKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRow:
-    """One line of the tree."""
-
-    #: 0 is the run
     depth: int
     kind: RowKind
     title: str
     #: times, tokens, counts; shown after the title
     details: tuple[str, ...] = ()
-    #: whether the row shows a problem
     is_bad: bool = False
 
 
@@ -248,7 +238,6 @@ def tree_rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer] = ()) -
 
 
 def render_tree(trace: ExecutionTrace) -> str:
-    """Return the tree as text, one row per line, without a trailing line feed."""
     return render_rows(tree_rows(trace))
 
 
@@ -302,7 +291,6 @@ def _entry_rows(
     *,
     depth: int,
 ) -> Iterator[TreeRow]:
-    """Return the rows of tasks, and of units with their content."""
     for entry in entries:
         if isinstance(entry, TaskTrace):
             is_failed = (entry.agent_role, entry.task_description) in failed
@@ -332,18 +320,15 @@ def _verdict_row(trace: ExecutionTrace, verdict: PredicateAnswer, depth: int) ->
 
 
 def name_details(name: str | None) -> tuple[str, ...]:
-    """Return the team's name as a detail of a run's row."""
     return (f"team {row_text(name, _TITLE)}",) if name else ()
 
 
 def tags_row(tags: Mapping[str, object]) -> TreeRow:
-    """Return the row of a run's tags."""
     shown = (row_text(f"{name}={value}" if value else name, _TITLE) for name, value in tags.items())
     return TreeRow(depth=1, kind="tags", title="tags", details=tuple(shown))
 
 
 def _parent(trace: ExecutionTrace) -> str:
-    """Return the run that it was forked from, if the trace contains it."""
     origin: object = trace.metadata.get("forked_from")
     if not isinstance(origin, Mapping):
         return ""
@@ -352,7 +337,6 @@ def _parent(trace: ExecutionTrace) -> str:
 
 
 def level_row(tally: LevelTally) -> TreeRow:
-    """Return the row of a level of a map-reduce."""
     details = [f"{tally.done:,} of {format_count(tally.total, 'task')} done"]
     if tally.failed:
         details.append(f"{tally.failed:,} failed")
@@ -386,13 +370,14 @@ def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
 
 
 def lost_row(text: str) -> TreeRow:
-    """Return the row of a lost part of a record that a user accepted."""
     return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {row_text(text, _LOST)}", is_bad=True)
 
 
 def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
     for error in errors[:_MOST_TASKS]:
-        yield _error_row(error)
+        details = tuple(filter(None, (row_text(error.task_description, _TITLE), row_text(error.place, _REASON))))
+        title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _REASON)}"
+        yield TreeRow(depth=1, kind="error", title=title, details=details, is_bad=True)
     if len(errors) > _MOST_TASKS:
         yield TreeRow(depth=1, kind="error", title=f"and {len(errors) - _MOST_TASKS:,} more errors", is_bad=True)
 
@@ -429,7 +414,9 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
         yield from _interaction_rows(interaction, left, depth + 1)
     for delegation in left:  # delegations of an unfinished turn
         yield from _delegation_rows(delegation, depth + 1)
-    yield from _review_rows(task, depth + 1)
+    for title, reviewed in review_lines(task.metadata):
+        shown = tuple(row_text(each, _TITLE) for each in reviewed)
+        yield TreeRow(depth=depth + 1, kind="review", title=row_text(title, _QUOTE), details=shown)
     if task.final_output:
         yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {row_text(task.final_output, _QUOTE)}")
 
@@ -495,7 +482,6 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
 
 
 def _incomplete(interaction: LlmInteraction) -> str | None:
-    """Return why an answer is incomplete, or None if it is complete."""
     text = interaction.response_text if interaction.response_type == "final_answer" else _ASKED
     reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
     return reason if reason is None or reason == "empty" else f"cut off: {reason}"
@@ -516,12 +502,6 @@ def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: boo
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
 
 
-def _review_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
-    for title, details in review_lines(task.metadata):
-        shown = tuple(row_text(each, _TITLE) for each in details)
-        yield TreeRow(depth=depth, kind="review", title=row_text(title, _QUOTE), details=shown)
-
-
 def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> TreeRow:
     outcome = "refused" if is_refused else call.outcome
     return TreeRow(
@@ -537,14 +517,6 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
     )
 
 
-def _error_row(error: ErrorTrace) -> TreeRow:
-    where = row_text(error.task_description, _TITLE)
-    place = row_text(error.place, _REASON)
-    title = f"{row_text(error.error_type, _TITLE)}: {row_text(error.message, _REASON)}"
-    return TreeRow(depth=1, kind="error", title=title, details=tuple(filter(None, (where, place))), is_bad=True)
-
-
-#: Maximum number of characters of the row of a reflection.
 _REFLECTION_LENGTH = 120
 
 
@@ -562,31 +534,22 @@ def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
 
 def _reflection_row(instance: str, data: ReflectionRecorded, *, is_stored: bool) -> TreeRow:
     learned = data.reflection_value
-    details = [
+    tokens = data.input_tokens + data.output_tokens
+    details = (
         f"execution {learned.run_count:,}",
         f"{len(learned.observations):,} observations",
         f"{len(learned.suggestions):,} suggestions",
-    ]
-    if tokens := data.input_tokens + data.output_tokens:
-        details.append(f"{tokens:,} tokens")
-    if not is_stored:
-        details.append("not stored")
-    title = f"reflected on {reflected_instance(instance)}"
-    return TreeRow(
-        depth=1,
-        kind="reflection",
-        title=row_text(title, _REFLECTION_LENGTH),
-        details=tuple(details),
-        is_bad=not is_stored,
+        *((f"{tokens:,} tokens",) if tokens else ()),
+        *(() if is_stored else ("not stored",)),
     )
+    title = row_text(f"reflected on {reflected_instance(instance)}", _REFLECTION_LENGTH)
+    return TreeRow(depth=1, kind="reflection", title=title, details=details, is_bad=not is_stored)
 
 
-#: Maximum number of characters of a text in the row of a directive.
 _DIRECTIVE_LENGTH = 200
 
 
 def directives_in(facts: Iterable[Fact]) -> list[DirectiveFact]:
-    """Return the directives of users among facts, in order."""
     return [fact.data for fact in facts if isinstance(fact.data, DirectiveFact)]
 
 

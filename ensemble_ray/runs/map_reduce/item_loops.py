@@ -16,7 +16,7 @@ from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.facts.runs import FailureRecorded
 from ensemble_ray.ports import EventSink, Persistence
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.failures import error_of_unit
+from ensemble_ray.record.result import error_of_unit
 from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.runs.coordinator import RunBackgroundTasks, RunJournal, TaskReporter
 from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedLoop

@@ -36,7 +36,7 @@ def test_run_is_interrupted_when_its_owner_is_gone(tmp_path: Path, state: RunSta
     """S-SET-14, S-SET-39: nobody can say so after a crash; the lock of the operating system tells."""
     owner = _run(tmp_path, "a", state)
     assert RunDirectory(tmp_path, "a").state() is state
-    owner.release()
+    owner.ownership.release()
     assert RunDirectory(tmp_path, "a").state() is RunState.INTERRUPTED
 
 
@@ -99,7 +99,7 @@ def test_error_says_where_when_the_state_cannot_be_written(tmp_path: Path) -> No
     (directory.path / "meta.json").mkdir()
     with pytest.raises(RecordError, match=r"runs/a/meta\.json: Is a directory"):
         directory.write_state(RunState.RUNNING)
-    directory.release()
+    directory.ownership.release()
 
 
 def test_runs_are_listed_newest_first(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.process.forks import bridge, run_blocking
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.recovery.forking import begin_fork, offer_fork
+from ensemble_ray.recovery.forking import accept_fork, offer_fork
+from ensemble_ray.runs.handle import Run
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import answer
 from tests.ensemble_ray.record.delegating_team import Counted
@@ -40,6 +41,14 @@ def _team(
     second = Task(name="second", description="Read the other", expected_output="Notes", agent=agent)
     last = Task(name="last", description=edit, expected_output="Prose", agent=agent, context=[first])
     return Ensemble(tasks=[first, second, last], workflow=workflow)
+
+
+async def begin_fork(run_id: str, task: str, team: Ensemble, *, runtime: InlineRuntime, new_run_id: str) -> Run:
+    """Begin a fork and return its handle."""
+    offer = await offer_fork(run_id, task, team, runtime=runtime)
+    begun = await accept_fork(offer, runtime=runtime, new_run_id=new_run_id)
+    assert isinstance(begun, Run)
+    return begun
 
 
 def _model(*texts: str) -> ScriptedModel:

@@ -15,7 +15,7 @@ from ensemble_ray import (
     TaskExecutionError,
     ValidationError,
 )
-from ensemble_ray.record.failures import FailureSeen, failure_of, failures_seen
+from ensemble_ray.record.result import FailureSeen, failure_of, failures_seen
 from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, StepResult, UnitFailure
 from tests.ensemble_ray.record.units.plans import (
