@@ -76,16 +76,62 @@ async def test_appending_touches_no_file(tmp_path: Path) -> None:
     await run.close(RunState.COMPLETED)
 
 
-async def test_runs_share_one_thread(tmp_path: Path) -> None:
-    """However many there are."""
+async def test_runs_share_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are; here no commit is short enough for the loop's thread."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._SHORT_S", 0.0)
     seen: list[threading.Thread] = []
     runs = [await SqliteStore(tmp_path).begin(f"run-{number}") for number in range(20)]
     await asyncio.gather(
         *(run.journal.append([fact(value=Watched(seen))], until=Persistence.COMMITTED) for run in runs)
     )
     assert (len(seen), len(set(seen))) == (20, 1)
+    assert seen[0] is not threading.current_thread()
     for run in runs:
         await run.close(RunState.COMPLETED)
+
+
+async def test_commit_runs_on_the_loop_when_one_caller_waits_and_commits_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the writer's thread would take longer. Further callers share one commit there."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._SHORT_S", 60.0)
+    seen: list[threading.Thread] = []
+    run = await SqliteStore(tmp_path).begin(RUN)
+    while threading.current_thread() not in seen:  # the thread opens the file, and may not have finished its round
+        await run.journal.append([fact(f"b#{len(seen)}/0/model", value=Watched(seen))], until=Persistence.COMMITTED)
+    assert len(await SqliteStore(tmp_path).facts(RUN)) == len(seen)
+
+    seen.clear()
+    await asyncio.gather(
+        *(
+            run.journal.append([fact(f"c#{n}/0/model", value=Watched(seen))], until=Persistence.COMMITTED)
+            for n in range(5)
+        )
+    )
+    assert [each is threading.current_thread() for each in seen] == [True, False, False, False, False]
+
+    seen.clear()
+    await run.journal.append([fact("d#0/0/model", value=Watched(seen))], until=Persistence.SYNCED)
+    assert seen[0] is not threading.current_thread()
+    await run.close(RunState.COMPLETED)
+
+
+async def test_commit_is_left_to_the_thread_when_another_process_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop never waits for another process."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._SHORT_S", 60.0)
+    run = await SqliteStore(tmp_path).begin(RUN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
+    lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
+    assert lock.acquire(1.0)
+    appending = asyncio.create_task(run.journal.append([fact("b#0/0/model")], until=Persistence.COMMITTED))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not appending.done()
+    lock.close()
+    await asyncio.wait_for(appending, 60)
+    await run.close(RunState.COMPLETED)
 
 
 async def test_appending_waits_when_too_many_facts_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
