@@ -86,7 +86,7 @@ from ensemble_ray.serve.schemas import (
 from ensemble_ray.serve.visible_runs import visible_run
 from ensemble_ray.studio.event_answer import SEND_TIMEOUT_S, STREAM_HEADERS
 from ensemble_ray.text.foreign_text import whole_text
-from ensemble_ray.tools.a2a.connecting import IDEMPOTENT_MESSAGES, plain_value
+from ensemble_ray.tools.a2a.client import IDEMPOTENT_MESSAGES, plain_value
 
 if TYPE_CHECKING:
     from a2a.server.context import ServerCallContext

@@ -31,7 +31,7 @@ from ensemble_ray.process.context import bounded_logger, is_repeated, notify
 from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.runs.unit_evaluations import LocalMemoryResets
-from ensemble_ray.tools.waiting import record_metric
+from ensemble_ray.tools.user_code import record_metric
 
 #: How long the driver's call waits for lines, s, and how long a failed call pauses before its retry, s.
 _WAIT_S = 10.0

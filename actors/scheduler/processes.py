@@ -20,8 +20,8 @@ from ensemble_ray.actors.link.reach import BackgroundTasks
 from ensemble_ray.actors.link.wire import Keep
 from ensemble_ray.actors.worker.agent import AgentActor, ManagerActor
 from ensemble_ray.actors.worker.callable_host import CallableHost
+from ensemble_ray.llm.limits.bucket import HolderGone
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate
-from ensemble_ray.llm.limits.machines import HolderGone
 from ensemble_ray.plan.placement import (
     NOTHING,
     ClusterNode,

@@ -14,8 +14,8 @@ import ray
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.llm.limits.accounts import BudgetMessage, BudgetReply, BudgetService
+from ensemble_ray.llm.limits.bucket import HolderGone
 from ensemble_ray.llm.limits.limiter import LimiterService, Message, Reply
-from ensemble_ray.llm.limits.machines import HolderGone
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress

@@ -45,7 +45,7 @@ from ensemble_ray.llm.limits.limiter import LeasingLimiter
 from ensemble_ray.ports import Limiter, Services
 from ensemble_ray.process.forks import threads
 from ensemble_ray.tools import cpu
-from ensemble_ray.tools.waiting import NoOpToolMetrics
+from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
 from ensemble_ray.values.value import RateLimit
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from ensemble_ray.access.keys import ApiKey
-from ensemble_ray.llm.limits.machines import Grant, Requested, TokenBucket
+from ensemble_ray.llm.limits.bucket import Grant, Requested, TokenBucket
 
 _WAITER = "request"
 _ANY = "*"

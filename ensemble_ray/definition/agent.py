@@ -35,13 +35,15 @@ from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.ports import RunsTask
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.text.foreign_text import whole_text
-from ensemble_ray.tools.a2a.asking import A2ATool, ask_agent, seconds_of
-from ensemble_ray.tools.a2a.connecting import (
+from ensemble_ray.tools.a2a.client import (
     IDEMPOTENT_MESSAGES,
+    A2ATool,
     AgentAddress,
     RemoteAgentError,
     RemoteAnswer,
+    ask_agent,
     fetch_card,
+    seconds_of,
 )
 from ensemble_ray.tools.tool import AgentTool
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest

@@ -33,7 +33,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
-from ensemble_ray.tools.waiting import call_to_end
+from ensemble_ray.tools.user_code import call_to_end
 from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
 from ensemble_ray.values.task_output import TaskOutput
 

@@ -32,7 +32,7 @@ from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import use_reviews
 from ensemble_ray.tools.tool import ToolResult
-from ensemble_ray.tools.waiting import ResultError, name_value, render_value
+from ensemble_ray.tools.user_code import ResultError, name_value, render_value
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.task_output import OutputType, Shown, type_name
 

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
-#: Forms of a string.
 KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
 
 
@@ -33,11 +32,14 @@ def resolve_llm(value: object) -> ChatModel:
     prefix, colon, rest = text.partition(":")
     rest = rest.strip()
     if prefix == "openai" and rest:
-        return _cached(f"openai:{rest}", lambda: _openai(rest))
-    if prefix == "local" and not colon:
-        return _cached("local", lambda: _local(None))
-    if prefix == "local" and rest:
-        return _local(rest)  # not cached: a relative path depends on the working directory
+        from ensemble_ray.llm.openai import OpenAIChatModel
+
+        return _cached(f"openai:{rest}", lambda: OpenAIChatModel(rest))
+    if prefix == "local" and (rest or not colon):
+        from ensemble_ray.llm.local import LocalChatModel
+
+        # A path is not cached: a relative one depends on the working directory.
+        return LocalChatModel(path=rest) if rest else _cached("local", LocalChatModel)
     is_model_name = ":" not in text and any(character.isdigit() or character in "-/" for character in text)
     guess = f" Did you mean 'openai:{text}'?" if is_model_name else ""
     raise ValidationError(f"Unknown llm '{value}'.{guess} Known: [{', '.join(KNOWN_FORMS)}]")
@@ -55,20 +57,7 @@ def _cached(name: str, make: Callable[[], ChatModel]) -> ChatModel:
     return model
 
 
-def _openai(model: str) -> ChatModel:
-    from ensemble_ray.llm.openai import OpenAIChatModel
-
-    return OpenAIChatModel(model)
-
-
-def _local(path: str | None) -> ChatModel:
-    from ensemble_ray.llm.local import LocalChatModel
-
-    return LocalChatModel(path=path)
-
-
 def _describe_wrong_value(value: object) -> str:
-    """Describe the value and the correct form of `llm` (S-ERR-62)."""
     if isinstance(value, type):
         return f"got: the class {value.__name__}. Make a model of it: {value.__name__}(...)"
     package = type(value).__module__.partition(".")[0]

@@ -40,9 +40,7 @@ _MOST_DOUBLINGS = 60
 _ARRIVED_AT = "_ensemble_ray_arrived_at"
 #: Shorter secrets are placeholders such as `x`; removing them would make a text unreadable.
 _SHORTEST_SECRET = 4
-#: Characters of a header in an error.
 _HEADER_LENGTH = 200
-#: Characters of a reason in an error.
 _REASON_LENGTH = 500
 
 #: Classes of errors for no connection, a broken one, or no answer in time; by package, because names are shared.
@@ -66,7 +64,6 @@ class ProviderFault:
 
     #: short description: `HTTP 503`, `no connection`, `no answer in time`
     what: str
-    #: the error's text
     text: str
     #: None: there was no answer
     status: int | None = None
@@ -84,7 +81,6 @@ class ProviderFault:
 
 
 def fault_of(error: BaseException) -> ProviderFault | None:
-    """Return the provider's fault in a failed call of any model; None if a retry cannot help."""
     # This library's own errors are not the provider's, and `sys.exit` in a model has no status.
     if isinstance(error, EnsembleError) or not isinstance(error, Exception):
         return None
@@ -132,21 +128,17 @@ def _delay_headers(error: BaseException) -> Mapping[str, str]:
 
 
 def is_retriable(status: int) -> bool:
-    """Whether a retry may get another HTTP status (S-DUR-61)."""
     return status in _RETRIABLE or 500 <= status <= 599  # noqa: PLR2004  HTTP's own classes
 
 
 def backoff_s(attempt: int, *, first_s: float, longest_s: float, jitter: float) -> float:
-    """Return the delay after the given number of attempts: doubled for each one, minus up to half of it (S-DUR-62).
-
-    `jitter` is in [0, 1), and spreads the retries of an overloaded server's callers.
-    """
+    """Return the delay after some attempts: doubled for each, minus up to half, by `jitter` in [0, 1) (S-DUR-62)."""
     delay_s = min(longest_s, first_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
     return delay_s * (1 - 0.5 * jitter)
 
 
 def patience_asked_s(retry_after: str | None, now: float) -> float | None:
-    """Return the delay that a `Retry-After` requests, s, at the Unix time `now`; None if it cannot be parsed."""
+    """Return the delay that a `Retry-After` requests at a Unix time, s; None if it cannot be parsed."""
     # Python parses more than HTTP allows: digits of other scripts, infinity, texts of any length.
     if not retry_after or len(retry_after) > _LONGEST_RETRY_AFTER or not retry_after.isascii():
         return None
@@ -164,7 +156,7 @@ def patience_asked_s(retry_after: str | None, now: float) -> float | None:
 
 
 def retry_after_in(headers: Mapping[str, str], body: ErrorBody) -> str | None:
-    """Return the delay that an answer requests, as a `Retry-After`; None if there is none (S-LLM-20)."""
+    """Return the requested delay as a `Retry-After` (S-LLM-20)."""
     requested_ms = patience_asked_s(headers.get("retry-after-ms"), 0.0)
     if requested_ms is not None:
         return f"{requested_ms / 1000:g}"
@@ -177,10 +169,7 @@ def retry_after_in(headers: Mapping[str, str], body: ErrorBody) -> str | None:
 def delay_before_retry(
     status: int | None, *, attempt: int, retry_after: str | None, jitter: float, now: float
 ) -> float | None:
-    """Return the delay before a retry of a model with `max_retries`, s; None if a retry cannot help (S-SET-10).
-
-    `status` is None if there was no answer; for the other arguments see `backoff_s` and `patience_asked_s`.
-    """
+    """Return the delay before a retry of a model with `max_retries`, s; None if a retry cannot help (S-SET-10)."""
     if status is not None and not is_retriable(status):
         return None
     requested_s = patience_asked_s(retry_after, now)
@@ -192,7 +181,6 @@ def delay_before_retry(
 # URLs and keys.
 
 
-#: OpenTelemetry's names of providers, by host or domain.
 _PROVIDERS = {
     "api.openai.com": "openai",
     "openai.azure.com": "azure.ai.openai",
@@ -212,10 +200,7 @@ _PROVIDERS = {
 
 
 def shown_url(url: str) -> str:
-    """Return scheme, host, port and path of a URL, and `?...` for a query or fragment (S-SEC-67).
-
-    For a text that is no URL, return the part that cannot be a user, a password or a query.
-    """
+    """Return scheme, host, port and path of a URL, or the part of another text without user and query (S-SEC-67)."""
     parts = None
     with suppress(ValueError):
         parts = urlsplit(url)
@@ -228,7 +213,6 @@ def shown_url(url: str) -> str:
 
 
 def flaw_of(url: str) -> str:
-    """Return why a URL cannot be called, without secrets in it; empty if it can."""
     if not url.startswith(("http://", "https://")):
         return f"must begin with http:// or https://, got: {shown_url(url)}"
     try:
@@ -269,7 +253,7 @@ def resource_url(base_url: str, path: str, query: Mapping[str, object] | None = 
 
 
 def key_headers(base_url: str, key: str) -> dict[str, str]:
-    """Return the headers with the key; Azure's deployments need a second one (S-LLM-27)."""
+    """Return the headers with the key; Azure needs a second one (S-LLM-27)."""
     if not key:
         return {}
     headers = {"Authorization": f"Bearer {key}"}
@@ -277,7 +261,7 @@ def key_headers(base_url: str, key: str) -> dict[str, str]:
 
 
 def secrets_of(url: str) -> set[str]:
-    """Return possible secrets in a URL, raw and decoded: an endpoint may echo them."""
+    """Return possible secrets in a URL, raw and decoded."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -293,8 +277,6 @@ def secrets_of(url: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrigin:
-    """The call that failed."""
-
     #: URL of the resource; may contain a user and a password
     url: str = field(repr=False)
     model: str
@@ -308,14 +290,11 @@ class CallOrigin:
 
     @property
     def endpoint(self) -> str:
-        """The URL without user, password and query."""
         return shown_url(self.url).removesuffix("?...").removesuffix("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailure:
-    """A call without a usable answer: a status with its body, no connection, a timeout, or an unreadable answer."""
-
     #: None: there was no answer
     status: int | None = None
     #: the answer's HTTP status, if `status` belongs to an error inside a successful answer
@@ -343,23 +322,7 @@ class CallFailure:
         return retry_after_in(self.headers, self.error_body)
 
 
-def failure_in_success(
-    status: int, body: bytes, headers: Mapping[str, str], reason: str, *, is_from_provider: bool
-) -> CallFailure:
-    """Return the failure of an answer with a successful status; a provider's error in it may name another status."""
-    named = read_error_body(body).status if is_from_provider else None
-    return CallFailure(
-        status=named or status,
-        http_status=None if named is None else status,
-        body=body,
-        headers={name.lower(): value for name, value in headers.items()},
-        reason=reason,
-        is_from_provider=is_from_provider,
-    )
-
-
 async def build_provider_error(failure: CallFailure, origin: CallOrigin) -> Exception:
-    """Return the `openai` error for a failure, with its cause."""
     arrived_at = time.monotonic()
     openai = sys.modules.get("openai")
     if openai is None or getattr(openai.__spec__, "_initializing", False):  # another thread may be importing it
@@ -414,7 +377,7 @@ _STATUS_ERRORS = {
 
 
 def _error_object(text: str) -> object:
-    """Return the error in a body as the SDK does: the inner object of `{"error": ...}`, otherwise the whole body."""
+    """Return the error in a body as the `openai` package does: the object of `{"error": ...}`, or the body."""
     try:
         data = whole_data(parse_json(text))
     except WireError:
@@ -432,7 +395,6 @@ def _remove_secrets(text: str, origin: CallOrigin) -> str:
 
 
 def _explain(failure: CallFailure, origin: CallOrigin) -> str:
-    """Return what happened, where, and what to do."""
     reason = one_line(_remove_secrets(failure.reason, origin), _REASON_LENGTH)
     where = f"Endpoint {origin.endpoint}"
     if failure.timed_out:

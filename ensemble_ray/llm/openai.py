@@ -173,11 +173,7 @@ class OpenAIChatModel:
 
     @property
     def endpoint_id(self) -> str:
-        """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker.
-
-        Raises:
-            ValidationError: `OPENAI_BASE_URL` is no URL.
-        """
+        """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker."""
         origin = CallOrigin(url=self.base_url, model=self._model, key="", timeout_s=0)
         key = self._key()
         fingerprint = f" key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else ""
@@ -189,11 +185,7 @@ class OpenAIChatModel:
         return dict(self._request_options)
 
     def check_key(self) -> None:
-        """Check that a call from this process has a key.
-
-        Raises:
-            ValidationError: the endpoint needs a key, and there is none.
-        """
+        """Raise `ValidationError` if the endpoint needs a key, and this process has none."""
         self._endpoint()
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
@@ -207,12 +199,7 @@ class OpenAIChatModel:
         return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """Answer the conversation in the form of that schema if the endpoint supports schemas, otherwise as `chat`.
-
-        Raises:
-            openai.APIError: as for `chat`. If the endpoint refuses the schema, the request is sent without it.
-            ValidationError: the endpoint needs a key, and there is none.
-        """
+        """Answer in the form of that schema if the endpoint supports schemas; otherwise, and for errors, see `chat`."""
         if not self._offers_schemas:
             return await self.chat(messages)
         endpoint = self._endpoint()
@@ -222,12 +209,7 @@ class OpenAIChatModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
-        """Yield fragments of the text and of the reasoning (`Reasoning`), then one `ChatResponse` with the whole answer.
-
-        Raises:
-            openai.APIError: as for `chat`, also in the middle of the stream.
-            ValidationError: the endpoint needs a key, and there is none.
-        """
+        """Yield fragments of text and `Reasoning`, then a `ChatResponse` with all of it; errors as for `chat`."""
         endpoint = self._endpoint()
         encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
 

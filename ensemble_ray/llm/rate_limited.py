@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.limits.limiter import process_limiter
-from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, services
+from ensemble_ray.ports import ChatModel, Limiter, StreamingChatModel, StructuredChatModel, services
 from ensemble_ray.process.context import waiting_for_permit
 from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 from ensemble_ray.values.value import RateLimit
-
-if TYPE_CHECKING:
-    from ensemble_ray.ports import Limiter
 
 _DEFAULT_WAIT = timedelta(seconds=30)
 
@@ -128,11 +124,7 @@ class RateLimitedChatModel:
         return await call_user(self._delegate.chat, messages, *offered)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """Answer as `chat` does, in the form of that schema if the delegate supports schemas.
-
-        Raises:
-            RateLimitTimeoutError: there was no permit within `wait_timeout`; the model was not called.
-        """
+        """Answer as `chat` does, in the form of that schema if the delegate supports schemas."""
         await self._permit()
         if isinstance(self._delegate, StructuredChatModel):
             return await call_user(self._delegate.chat_structured, messages, schema)
@@ -161,11 +153,6 @@ class _RateLimitedStreamingModel(RateLimitedChatModel):
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Wait for a permit, then forward the model's stream (S-RATE-22).
-
-        Raises:
-            RateLimitTimeoutError: there was no permit within `wait_timeout`; the model was not called.
-        """
         assert isinstance(self._delegate, StreamingChatModel)  # noqa: S101  `of` chose this class because of it
         await self._permit()
         pieces = self._delegate.stream(messages, tools)

@@ -36,7 +36,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.runs.ports import RunRequest, Runtime, SubmissionReason
-from ensemble_ray.tools.waiting import NoOpToolMetrics
+from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState

@@ -58,7 +58,7 @@ from ensemble_ray.schedule.unit import HistoryEntry
 from ensemble_ray.teamfile import Runnable, load_source
 from ensemble_ray.testing.scripted import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
-from ensemble_ray.tools.waiting import NoOpToolMetrics
+from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import RUN, delegating_call, instance_of, is_inside_unit, node_key
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, RecalledMemory, RememberedNote

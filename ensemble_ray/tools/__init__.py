@@ -22,10 +22,10 @@ from ensemble_ray.tools.tool import (
     current_tool_context,
     tool,
 )
-from ensemble_ray.tools.waiting import NoOpToolMetrics
+from ensemble_ray.tools.user_code import NoOpToolMetrics
 
 if TYPE_CHECKING:
-    from ensemble_ray.tools.a2a.asking import A2ATool
+    from ensemble_ray.tools.a2a.client import A2ATool
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
         DateTimeTool,
@@ -71,7 +71,7 @@ __all__ = [
     "tool",
 ]
 
-_REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.asking", "MCP": "ensemble_ray.tools.mcp"}
+_REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.client", "MCP": "ensemble_ray.tools.mcp"}
 
 
 def __getattr__(name: str) -> object:

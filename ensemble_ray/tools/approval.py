@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Protocol, cast, runtime_checkable
 
 from ensemble_ray.errors import IllegalStateError, ToolConfigurationError
+from ensemble_ray.process.context import ScopedVariable
 from ensemble_ray.process.forks import call_user
-from ensemble_ray.tools.waiting import run_to_end
+from ensemble_ray.tools.user_code import run_to_end
 from ensemble_ray.values.reviews import (
     Continue,
     Edit,
@@ -27,34 +28,23 @@ from ensemble_ray.values.reviews import (
     ReviewTiming,
 )
 
-#: Characters of an input in an approval request.
 _PREVIEW = 200
 
 
 @runtime_checkable
 class ThreadReviewing(Protocol):
-    """A handler that synchronous code in another thread can call."""
-
-    def review_from_thread(self, request: ReviewRequest) -> ReviewDecision:
-        """Return the decision; block the calling thread until then."""
-        ...
+    def review_from_thread(self, request: ReviewRequest) -> ReviewDecision: ...
 
 
 _reviews: ContextVar[object] = ContextVar("ensemble_ray_task_reviews", default=None)
 
 
 def current_reviews() -> object:
-    """Return the review handler of the running task, or None."""
     return _reviews.get()
 
 
-@contextmanager
-def use_reviews(handler: object) -> Generator[None]:
-    token = _reviews.set(handler)
-    try:
-        yield
-    finally:
-        _reviews.reset(token)
+def use_reviews(handler: object) -> AbstractContextManager[None]:
+    return ScopedVariable(_reviews, handler)
 
 
 def approval_request(
@@ -64,7 +54,6 @@ def approval_request(
     on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ends_run: bool = False,
 ) -> ReviewRequest:
-    """Return the review request of a tool (S-REV-51, S-REV-62)."""
     return ReviewRequest(
         task_description=description,
         timing=ReviewTiming.DURING_EXECUTION,
@@ -75,7 +64,7 @@ def approval_request(
 
 
 async def ask(handler: object, request: ReviewRequest) -> ReviewDecision:
-    """Return the handler's decision, or `Continue` without a handler. An unusable handler raises (S-TOOL-64)."""
+    """Return the handler's decision, or `Continue` without one. An unusable handler raises (S-TOOL-64)."""
     return Continue() if handler is None else _check(handler, await call_user(_review_of(handler), request))
 
 
@@ -83,7 +72,11 @@ def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
     """`ask` for synchronous code; raise `IllegalStateError` on the thread of an event loop, which it would block."""
     if handler is None:
         return Continue()
-    if _has_loop():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
         raise IllegalStateError(
             "request_approval waits in its thread: in async code `await self.arequest_approval(...)`"
         )
@@ -94,30 +87,25 @@ def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
 
 
 async def approve(handler: object, tool_name: str, description: str, text: str) -> str | None:
-    """Return the approved input of a tool that requires approval; None if it was rejected (S-REV-64, S-REV-65).
-
-    An edit of the reviewer replaces the input. Without a handler it raises `ToolConfigurationError`.
-    """
-    _require(handler, tool_name)
-    return _approved(await ask(handler, approval_request(description)), text)
+    """Return the approved or edited input; None if it was rejected (S-REV-64, S-REV-65)."""
+    return _approved(await ask(_require(handler, tool_name), approval_request(description)), text)
 
 
 def approve_from_thread(handler: object, tool_name: str, description: str, text: str) -> str | None:
-    """`approve` for synchronous code."""
-    _require(handler, tool_name)
-    return _approved(ask_from_thread(handler, approval_request(description)), text)
+    return _approved(ask_from_thread(_require(handler, tool_name), approval_request(description)), text)
 
 
 def preview(text: str) -> str:
     return text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}..."
 
 
-def _require(handler: object, tool_name: str) -> None:
+def _require(handler: object, tool_name: str) -> object:
     if handler is None:
         raise ToolConfigurationError(
             f"Tool '{tool_name}' requires approval but no ReviewHandler is configured. Set the ensemble's "
             "review_handler, or leave out require_approval (of a @tool, approval)"
         )
+    return handler
 
 
 def _approved(decision: ReviewDecision, text: str) -> str | None:
@@ -128,14 +116,6 @@ def _approved(decision: ReviewDecision, text: str) -> str | None:
             return None
         case _:
             return text
-
-
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _review_of(handler: object) -> Callable[[ReviewRequest], object]:

@@ -21,14 +21,7 @@ from ensemble_ray.process.context import bounded_logger, current_traceparent
 from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.approval import approve, preview
-from ensemble_ray.tools.cpu import (
-    CannotTravelError,
-    ToolOutcome,
-    outcome_of_error,
-    outcome_of_result,
-    outcome_of_return,
-    pack_tool,
-)
+from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
 from ensemble_ray.tools.schema import ArgumentError, repair_arguments
 from ensemble_ray.tools.tool import (
@@ -37,31 +30,30 @@ from ensemble_ray.tools.tool import (
     ContextAgentTool,
     CustomSchemaAgentTool,
     ToolContext,
+    ToolOutcome,
     ToolResult,
     TypedAgentTool,
     as_result,
     input_type_of,
+    outcome_of_error,
+    outcome_of_result,
+    outcome_of_return,
     parse_input,
     use_tool_context,
 )
-from ensemble_ray.tools.waiting import TimeLimit, call_to_end, collect
+from ensemble_ray.tools.user_code import TimeLimit, call_to_end, collect
 
 T = TypeVar("T")
 
 _log = bounded_logger(__name__)
 
-#: Time limit of all tool calls of one turn (S-TOOL-83).
 BATCH_LIMIT_S = 300.0
 #: If a tool's own limit ends together with the batch's, its text can still be returned to the model (S-SET-34).
 _GRACE_S = 0.25
 
 
 async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -> ToolOutcome:
-    """Call a tool once with a model's arguments, unchecked.
-
-    Sync tools run in daemon threads, async tools on this loop, CPU-bound tools in other processes. All errors become outcomes,
-    except `ExitEarlyError`, `IllegalStateError` (S-TOOL-23) and the caller's cancellation.
-    """
+    """Call a tool once. Errors become outcomes; `ExitEarlyError` and `IllegalStateError` are raised (S-TOOL-23)."""
     started_s = time.perf_counter()
     context = replace(context, emit=_LoopEmitter(context.emit))
     repairs: list[str] = []
@@ -85,11 +77,7 @@ async def call_batch(
     task_description: str = "",
     limit_s: float | None = BATCH_LIMIT_S,
 ) -> list[T]:
-    """Run several calls at the same time; a single call runs directly and without the limit (S-TOOL-80).
-
-    An error of one call does not stop the others. After the last call has ended, the first error in request order is
-    raised (S-TOOL-85). After the limit, open calls are cancelled and `AgentExecutionError` is raised (S-TOOL-83).
-    """
+    """Run calls together; a single one has no limit. The first error is raised at the end (S-TOOL-80, S-TOOL-85)."""
     if len(calls) == 1:
         return [await calls[0]()]
     tasks = [asyncio.ensure_future(_start(call)) for call in calls]
@@ -106,11 +94,16 @@ async def call_batch(
     finally:
         for task in tasks:
             task.cancel()
-    return [_unwrap(task.result()) for task in tasks]
+    results: list[T] = []
+    for task in tasks:
+        result = task.result()
+        if isinstance(result, _Stopped):
+            raise result.stop
+        results.append(result)
+    return results
 
 
 def truncate_output(text: str, max_length: int) -> str:
-    """Return the part of a tool's text that the model receives (S-ENG-70); a negative length means all of it."""
     if max_length < 0 or len(text) <= max_length:
         return text
     return f"{text[:max_length]}... [truncated, full length: {len(text)} chars]"
@@ -128,8 +121,6 @@ class _TimedOutError(Exception):
 
 
 class _LoopEmitter:
-    """Passes a tool's events from any thread to the event loop of the call."""
-
     __slots__ = ("_emit", "_loop", "_thread")
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
@@ -186,9 +177,13 @@ async def _call_agent_tool(tool: AgentTool, tool_name: str, text: str, context: 
 
 
 def _input_of(bound: BoundAgentTool, arguments: str, repairs: list[str]) -> str:
-    """Return the tool's input: the arguments, repaired if necessary, or their value of `input` (S-TOOL-21, S-TOOL-24)."""
     if bound.takes_arguments:
-        return arguments if _is_valid_for(bound.tool, arguments) else _repaired(bound, arguments, repairs)
+        # Tools with their own schema check arguments themselves. Plain text is only for pipelines (S-TOOL-53).
+        is_valid = False
+        if isinstance(bound.tool, TypedAgentTool) and not isinstance(bound.tool, CustomSchemaAgentTool):
+            kind = input_type_of(cast("TypedAgentTool[BaseModel]", bound.tool))
+            is_valid = arguments.lstrip().startswith("{") and isinstance(parse_input(arguments, kind), BaseModel)
+        return arguments if is_valid else _repaired(bound, arguments, repairs)
     value = _value_of_input(arguments)
     if value is None and (repaired := repair_arguments(arguments, bound.spec.parameters)) is not None:
         value = _value_of_input(repaired.text)
@@ -206,17 +201,7 @@ def _value_of_input(arguments: str) -> object:
     return cast("Mapping[str, object]", data).get("input") if isinstance(data, dict) else None
 
 
-def _is_valid_for(tool: AgentTool, arguments: str) -> bool:
-    """Return whether a typed tool accepts the arguments; False for other tools, which have their own checks."""
-    if not isinstance(tool, TypedAgentTool) or isinstance(tool, CustomSchemaAgentTool):
-        return False
-    typed = cast("TypedAgentTool[BaseModel]", tool)
-    # Plain text is only for pipelines, which have no schema (S-TOOL-53).
-    return arguments.lstrip().startswith("{") and isinstance(parse_input(arguments, input_type_of(typed)), BaseModel)
-
-
 def _repaired(bound: BoundTool, arguments: str, repairs: list[str]) -> str:
-    """Return the repaired arguments, or the same object if there is no repair (S-LLM-40)."""
     repaired = repair_arguments(arguments, bound.spec.parameters)
     if repaired is None:
         return arguments
@@ -265,7 +250,7 @@ _packed: WeakKeyDictionary[Callable[..., object], bytes | None] = WeakKeyDiction
 async def _call_in_pool(
     bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
 ) -> ToolOutcome | None:
-    """Call a CPU-bound function in another process; None if it cannot be sent there (S-SET-35)."""
+    """Call a CPU-bound function in another process; None if it cannot travel (S-SET-35)."""
     process_services = services()
     if process_services is None:
         return None
@@ -295,7 +280,6 @@ async def _call_in_pool(
 
 
 def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolContext, started_s: float) -> None:
-    """Log one line per call (S-TOOL-90), with texts cut as the run wants; complete texts on DEBUG."""
     is_success = outcome.outcome == "success"
     level = logging.INFO if is_success else logging.WARNING
     if not _log.isEnabledFor(level):
@@ -322,9 +306,3 @@ async def _start(call: Callable[[], Awaitable[T]]) -> T | _Stopped:
         return await call()
     except (SystemExit, KeyboardInterrupt) as stop:  # raised in a task, it would end the loop
         return _Stopped(stop)
-
-
-def _unwrap(result: T | _Stopped) -> T:
-    if isinstance(result, _Stopped):
-        raise result.stop
-    return result

@@ -1,4 +1,4 @@
-"""Run CPU-bound functions in other processes of this machine, and the `ToolOutcome` that they send back.
+"""Run CPU-bound functions in other processes of this machine.
 
 Functions, arguments, values and errors are sent as bytes that this module packs: one that cannot be pickled fails only its
 own call.
@@ -15,63 +15,15 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Protocol, cast
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, TryAgain, message_of
-from ensemble_ray.errors.texts import format_with_class, user_traceback
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.events.telemetry.active import use_span
 from ensemble_ray.process.forks import abandon, after_fork, new_lock, track
-from ensemble_ray.tools.tool import ToolContext, ToolResult, use_tool_context
-from ensemble_ray.tools.waiting import collect_here, render_value
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOutcome:
-    """The outcome of one tool call."""
-
-    #: complete text for the model, before truncation (S-ENG-71)
-    text: str
-    #: `failure`: the tool returned a failure; `error`: it raised, timed out, or its arguments were invalid
-    outcome: Literal["success", "failure", "error"] = "success"
-    #: payload of a `ToolResult`, for events and traces
-    structured_output: Any = None
-    #: traceback of the user's code, for the log; "" if it did not raise
-    traceback: str = field(default="", repr=False, compare=False)
-    #: whether the tool raised `TryAgain`: the text is its message, not an error
-    asks_again: bool = False
-    #: repairs of the arguments before the call (S-LLM-43)
-    repairs: tuple[str, ...] = ()
-
-
-def outcome_of_result(result: ToolResult) -> ToolOutcome:
-    """Return the outcome of an AgentTool's result (S-TOOL-22)."""
-    if result.is_success:
-        return ToolOutcome(render_value(result.output), "success", result.structured_output)
-    return ToolOutcome(f"Error: {result.error_message}", "failure")
-
-
-def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
-    """Return the outcome of a `@tool` function's value (S-TOOL-14); text with the prefix `Error:` is a failure (S-TOOL-15)."""
-    if isinstance(value, ToolResult):
-        return outcome_of_result(value)
-    failed = isinstance(value, str) and value.startswith("Error:")
-    return ToolOutcome(render_value(value, f"Tool '{tool_name}'"), "failure" if failed else "success")
-
-
-def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
-    """Return the outcome of an error: its class and message (S-ENG-51, S-ENG-52), or the text of a `TryAgain` (S-TOOL-54)."""
-    if isinstance(error, TryAgain):
-        return ToolOutcome(str(error), "failure", asks_again=True)
-    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_with_class(error)
-    return ToolOutcome(f"{prefix}: {message}", "error", traceback=user_traceback(error))
-
-
-def unknown_tool(name: str) -> ToolOutcome:
-    """Return the outcome of a call of an unknown tool (S-ENG-55, S-SET-25)."""
-    return ToolOutcome(f"Error: Unknown tool '{name}'", "failure")
+from ensemble_ray.tools.tool import ToolContext, ToolOutcome, outcome_of_error, outcome_of_return, use_tool_context
+from ensemble_ray.tools.user_code import collect_here
 
 
 class CannotTravelError(Exception):
@@ -79,7 +31,6 @@ class CannotTravelError(Exception):
 
 
 def pack(value: object) -> bytes:
-    """Pickle a function or value, definitions of a script by value; raise `CannotTravelError` if it cannot be pickled."""
     from ensemble_ray.process.config import dumps  # most processes never need it
 
     try:
@@ -89,7 +40,6 @@ def pack(value: object) -> bytes:
 
 
 def pack_tool(function: Callable[..., object]) -> bytes:
-    """Pack a `@tool` function for a `CpuPool`. The packed function returns a `ToolOutcome`."""
     return pack(partial(_perform, function))
 
 
@@ -128,7 +78,7 @@ def _perform(
     idempotency_key: str,
     traceparent: str = "",
 ) -> ToolOutcome:
-    """Call a tool in the other process. Its context contains only the logger and the idempotency key (S-SET-35)."""
+    """Call a tool in the other process; its context has only a logger and the key (S-SET-35)."""
     context = ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)
     with use_tool_context(context), use_span(traceparent):
         try:
@@ -139,7 +89,6 @@ def _perform(
             return outcome_of_error(error)
 
 
-#: The model's text for a call whose process died.
 _DIED = "the process that ran it ended unexpectedly (out of memory, or a crash in native code)"
 
 
@@ -174,12 +123,15 @@ class LokyCpuPool:
         packed = pack(dict(arguments))
         async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._size())):
             try:
-                reply = await self._call(self._current(), function, packed, timeout_s)
+                with self._lock:
+                    if self._group is None:
+                        self._group = self._open_group(self._size())
+                    group = self._group
+                reply = await self._call(group, function, packed, timeout_s)
             except _ProcessDiedError as error:
                 if not may_repeat:
                     raise ToolExecutionError(_DIED) from error
-                alone = _Group(1, self._idle_s)
-                self._groups.add(alone)
+                alone = self._open_group(1)
                 try:
                     reply = await self._call(alone, function, packed, timeout_s)
                 except _ProcessDiedError as died:
@@ -200,12 +152,10 @@ class LokyCpuPool:
             if group.is_retired and self._group is group:
                 self._group = None
 
-    def _current(self) -> _Group:
-        with self._lock:
-            if self._group is None:
-                self._group = _Group(self._size(), self._idle_s)
-                self._groups.add(self._group)
-            return self._group
+    def _open_group(self, workers: int) -> _Group:
+        group = _Group(workers, self._idle_s)
+        self._groups.add(group)
+        return group
 
     def _size(self) -> int:
         # loky counts processors within the process's affinity and control group
@@ -232,7 +182,6 @@ class _Group:
         _groups.add(self)
 
     async def call(self, function: bytes, arguments: bytes, *, timeout_s: float | None) -> bytes:
-        """Run one call; retire the group if the call is abandoned or a process dies."""
         with self._lock:
             self._open += 1
         try:
@@ -283,7 +232,7 @@ def _abandon_groups() -> None:
 
 @contextlib.contextmanager
 def _may_have_children() -> Generator[None]:
-    """Allow a daemon, such as a process of a `multiprocessing.Pool`, to start processes: loky's end when they are idle."""
+    """Allow a daemon, such as a process of a `multiprocessing.Pool`, to start processes."""
     config = cast("dict[str, object]", getattr(multiprocessing.current_process(), "_config", {}))
     before = config.get("daemon", False)
     if before:

@@ -18,12 +18,10 @@ from urllib.parse import unquote
 import pydantic
 from pydantic import TypeAdapter
 
-#: The longest name of a tool or parameter that all endpoints accept.
 LONGEST_NAME = 64
 #: Limits of nested schemas, their number and depth. Schemas beyond them become `{}`, which accepts any value.
 MOST_NODES = 2_000
 DEEPEST = 24
-#: Characters of a whole schema as JSON.
 LONGEST_SCHEMA = 200_000
 _LONGEST_PATTERN = 500
 _KINDS = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -69,18 +67,13 @@ class SchemaError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignSchema:
-    """A schema that all endpoints accept: an object with `properties`."""
-
     parameters: Mapping[str, object]
     #: dropped keywords, in alphabetical order
     dropped: tuple[str, ...] = ()
 
 
 def normalise_parameters(schema: object) -> ForeignSchema:
-    """Return a tool's parameters in a form that all endpoints accept; a normalised schema does not change.
-
-    The schema may be of any draft, or malformed. A schema that describes no object or is too large raises `SchemaError`.
-    """
+    """Return a tool's parameters, maybe malformed, in a form that all endpoints accept, or raise `SchemaError`."""
     if not isinstance(schema, Mapping):
         raise SchemaError(f"the schema of its arguments is no object: {json.dumps(schema, default=str)[:100]}")
     normaliser = _Normaliser(cast("Mapping[str, object]", schema))
@@ -97,7 +90,7 @@ def normalise_parameters(schema: object) -> ForeignSchema:
 
 
 def rename_properties(schema: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """Rename parameters with names that some endpoints refuse; return the schema, and new name -> original name."""
+    """Rename parameters that some endpoints refuse; return the schema, and new name -> original name."""
     properties = cast("Mapping[str, object]", schema["properties"])
     taken = {name for name in properties if _PROPERTY_NAME.fullmatch(name)}
     renamed: dict[str, str] = {}
@@ -120,7 +113,6 @@ def rename_properties(schema: Mapping[str, object]) -> tuple[Mapping[str, object
 
 
 def hash_name(name: str, original: str) -> str:
-    """Return a name of at most 64 characters that ends with a hash of the original."""
     digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{name[: LONGEST_NAME - 9]}_{digest}"
 
@@ -132,7 +124,6 @@ class _Normaliser:
         self.dropped: set[str] = set()
 
     def root(self) -> _Schema:
-        """Return the whole schema: an object with properties, without a choice between objects."""
         found = self._merge_choices(self._resolve(self._root, ()), ())
         kinds = _kinds_of(found) or ["a choice"] * bool({"anyOf", "oneOf"} & found.keys())
         if kinds and "object" not in kinds:
@@ -146,7 +137,7 @@ class _Normaliser:
         return result
 
     def _rewrite(self, schema: object, depth: int, within: tuple[str, ...]) -> _Schema:
-        """Return the normalised form of a nested schema; `{}` accepts any value. `within`: the references around it."""
+        """Return the normalised form of a nested schema; `{}` accepts any value."""
         self._nodes_left -= 1
         if depth > DEEPEST or self._nodes_left < 0:
             self.dropped.add("schemas that are nested too deeply" if depth > DEEPEST else "schemas beyond the limit")
@@ -157,7 +148,8 @@ class _Normaliser:
             return {}
         found = self._resolve(cast("Mapping[str, object]", schema), within)
         within = cast("tuple[str, ...]", found.pop(_WITHIN, within))
-        self._nodes_left -= _size_of(found) // 500
+        characters = sum(len(cast("str", value)) for value in found.values() if isinstance(value, str | list | tuple))
+        self._nodes_left -= (characters + len(found)) // 500
         if "properties" in found or found.get("type") == "object":
             found = self._merge_choices(found, within)
         kinds = _kinds_of(found)
@@ -204,7 +196,7 @@ class _Normaliser:
         return result
 
     def _add_values(self, found: _Schema, kind: str, result: _Schema) -> None:
-        """Add the allowed values: texts as `enum`, others in the description, as some endpoints accept only texts."""
+        """Add the allowed values: texts as `enum`, others in the description."""
         if "const" not in found and "enum" not in found:
             return
         values = [found["const"]] if "const" in found else _list_of(found["enum"])
@@ -326,7 +318,6 @@ class _Normaliser:
         return found
 
     def _join(self, into: _Schema, part: Mapping[str, object]) -> None:
-        """Merge another schema of an `allOf`: properties and required names are joined, other keywords are replaced."""
         for key, value in part.items():
             here = into.get(key)
             if key == "properties" and isinstance(here, Mapping) and isinstance(value, Mapping):
@@ -337,7 +328,7 @@ class _Normaliser:
                 into[key] = value
 
     def _merge_choices(self, found: _Schema, within: tuple[str, ...]) -> _Schema:
-        """Merge a choice between objects into one object: with all their properties, and the names that all of them require."""
+        """Merge a choice between objects into one object with all properties and the names that all require."""
         within = cast("tuple[str, ...]", found.pop(_WITHIN, within))
         for keyword in ("anyOf", "oneOf"):
             if keyword not in found:
@@ -386,7 +377,7 @@ class _Normaliser:
 
 
 def _kinds_of(schema: Mapping[str, object]) -> list[str]:
-    """Return the types that a schema allows, declared or implied by other keywords; empty: any type."""
+    """Return the types that a schema allows; empty: any type."""
     named = schema.get("type")
     listed = [named] if isinstance(named, str) else _list_of(named)
     if kinds := [each for each in dict.fromkeys(_texts_of(listed)) if each in _KINDS]:
@@ -414,12 +405,6 @@ def _json_type(value: object) -> str | None:
     return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
 
 
-def _size_of(schema: _Schema) -> int:
-    return sum(len(cast("str", value)) for value in schema.values() if isinstance(value, str | list | tuple)) + len(
-        schema
-    )
-
-
 def _describe(result: _Schema, description: object) -> _Schema:
     """Return a schema with its description first. The description contains the hint about dropped keywords."""
     words = description if isinstance(description, str) else cast("str", result.get("description", ""))
@@ -431,7 +416,6 @@ def _describe(result: _Schema, description: object) -> _Schema:
 
 
 def _one_of(choices: list[_Schema]) -> _Schema:
-    """Return a choice without repetitions; `{}` if one of them accepts any value."""
     unique: list[_Schema] = []
     for each in choices:
         inner = cast("list[_Schema]", each["anyOf"]) if each.keys() == {"anyOf"} else [each]
@@ -454,7 +438,6 @@ def _is_number(value: object) -> bool:
 
 
 def _is_pattern(value: object) -> bool:
-    """Return whether the pattern is portable: some endpoints refuse patterns that only JavaScript accepts."""
     if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
         return False
     try:

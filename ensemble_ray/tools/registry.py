@@ -43,7 +43,7 @@ from ensemble_ray.tools.tool import (
     tool_mark,
     use_tool_context,
 )
-from ensemble_ray.tools.waiting import TimeLimit, call_to_end, render_value
+from ensemble_ray.tools.user_code import TimeLimit, call_to_end, render_value
 from ensemble_ray.values.messages import Effect, ToolSpec
 from ensemble_ray.values.task_output import full_name
 
@@ -55,8 +55,6 @@ TRACE = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A tool that is ready to be called."""
-
     spec: ToolSpec
     #: seconds; None: no limit
     timeout_s: float | None
@@ -75,7 +73,6 @@ class BoundAgentTool(_Bound):
 
     @property
     def asks_first(self) -> bool:
-        """Whether the tool has no effect before its approval."""
         return isinstance(self.tool, AbstractAgentTool) and self.tool.require_approval
 
 
@@ -84,7 +81,6 @@ class BoundFunction(_Bound):
     function: Callable[..., object]
     signature: Signature
     is_async: bool
-    #: runs in another process
     cpu: bool
     #: the tool has no effect before its approval
     asks_first: bool = False
@@ -94,8 +90,6 @@ BoundTool = BoundAgentTool | BoundFunction
 
 
 class ResolvedTools:
-    """The tools of an agent during one task execution, in the order of the tool list."""
-
     __slots__ = ("_by_name", "specs")
 
     def __init__(self, tools: Iterable[BoundTool] = ()) -> None:
@@ -122,7 +116,7 @@ class ResolvedTools:
 
 
 def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
-    """Return the problem of an entry of a tool list; None if its definition is valid (S-DOM-5 to S-DOM-8, S-DOM-23)."""
+    """Return the problem of an entry of a tool list, or None (S-DOM-5 to S-DOM-8, S-DOM-23)."""
     if entry is None:
         return f"{prefix} at index {index} must not be None"
     if isinstance(entry, AgentTool):
@@ -153,7 +147,6 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _warn_of_gaps(function: Callable[..., object]) -> None:
-    """Warn once of a tool without a description or without types of its parameters (S-TOOL-17)."""
     mark = tool_mark(function)
     key = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
     if mark is None or key in _warned:
@@ -167,7 +160,6 @@ def _warn_of_gaps(function: Callable[..., object]) -> None:
 
 
 async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
-    """Replace each `DynamicToolProvider` by its tools; each provider is called once (S-TOOL-32)."""
     expanded: list[object] = []
     for entry in entries:
         if isinstance(entry, DynamicToolProvider):
@@ -178,10 +170,7 @@ async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
 
 
 def resolve_tools(entries: Sequence[object], *, reserved: Sequence[str] = ()) -> ResolvedTools:
-    """Return all tools of these entries, ready to be called; raise `ValidationError` for an invalid one.
-
-    Providers with an async `resolve` must be replaced by `expand_providers` first. A server's tool gets no `reserved` name.
-    """
+    """Return all tools of entries without async providers; a server's tool gets no `reserved` name."""
     resolved = ResolvedTools(_make_unique([tool for entry in entries for tool in _bind(entry)], reserved))
     if _log.isEnabledFor(TRACE):
         for spec in resolved.specs:
@@ -195,14 +184,12 @@ _logged: set[tuple[str, tuple[str, ...]]] = set()
 
 
 def log_dropped_keywords(tool: str, dropped: tuple[str, ...]) -> None:
-    """Log once which keywords of a schema models do not see (S-LLM-61)."""
     if dropped and (tool, dropped) not in _logged:
         _logged.add((tool, dropped))
         _log.info("%s: not every endpoint accepts all of its schema, models do not see: %s", tool, ", ".join(dropped))
 
 
 def _make_unique(tools: Sequence[BoundTool], reserved: Sequence[str]) -> Iterator[BoundTool]:
-    """Yield the tools; rename a server's tool if its name is already in use (S-LLM-63)."""
     taken = {*reserved, *(tool.name for tool in tools if not _origin_of(tool))}
     for tool in tools:
         origin, name = _origin_of(tool), tool.name
@@ -343,7 +330,6 @@ class ToolPipeline(AbstractAgentTool):
         self.timeout = timeout
         self._links = tuple(_link(step) for step in steps)
         effects: list[Effect] = [check_effect(tool.effect, f"ToolPipeline step '{tool.name}'") for tool in self.steps]
-        #: the strongest effect of the steps (S-DUR-21)
         self.effect = strongest_effect(*effects)
         try:
             self._error_strategy = PipelineErrorStrategy(error_strategy)
@@ -389,7 +375,6 @@ class ToolPipeline(AbstractAgentTool):
 
 
 async def _run_step(tool: AgentTool, text: str, index: int) -> ToolResult:
-    """Run a step; its exceptions become failures (S-TOOL-74)."""
     timeout_s = timeout_seconds(tool.timeout)
     timer = TimeLimit(timeout_s, current_tool_context().time_limits)
     try:
@@ -409,7 +394,6 @@ async def _run_step(tool: AgentTool, text: str, index: int) -> ToolResult:
 
 
 async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
-    """Return the next step's input and the step's result: a failure if the adapter raises."""
     try:
         return render_value(await call_to_end(adapter, result), "An adapter"), result
     except (ExitEarlyError, IllegalStateError, TryAgain):

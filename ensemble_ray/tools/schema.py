@@ -36,8 +36,6 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The parameters of a function as JSON schema, and the validation of a model's arguments."""
-
     parameters: Mapping[str, object]
     #: validates the arguments; the aliases of its fields are the parameter names
     model: type[BaseModel]
@@ -47,7 +45,7 @@ class Signature:
     positional: Mapping[str, object]
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return positional and named arguments for the function, without arguments that the model omitted (S-TOOL-13)."""
+        """Return positional and named arguments, without those that the model omitted (S-TOOL-13)."""
         text = arguments if arguments.strip() not in {"", "null"} else "{}"
         try:
             filled = self.model.model_validate_json(text)
@@ -71,7 +69,6 @@ _signatures: WeakKeyDictionary[object, dict[bool, Signature]] = WeakKeyDictionar
 
 
 def signature_of(function: Callable[..., object], *, tool_name: str) -> Signature:
-    """Return the cached signature of a function or bound method; raise `ValidationError` for a type without a JSON form."""
     bound = inspect.ismethod(function)
     key = cast("object", function.__func__) if inspect.ismethod(function) else function
     try:
@@ -131,10 +128,7 @@ def _resolve_types(function: Callable[..., object], tool_name: str) -> dict[str,
 
 
 def parameter_types(function: Callable[..., object], around: Mapping[str, object]) -> dict[str, object]:
-    """Resolve the annotations of the parameters; `around` are names in scope besides the function's globals.
-
-    The return annotation is ignored and may be unknown. Evaluation may raise any error.
-    """
+    """Resolve the annotations of the parameters; `around` has names in scope besides the globals."""
     raw = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
     wanted = {name: value for name, value in raw.items() if name != "return"}
     if not wanted:
@@ -178,13 +172,11 @@ def _field_info(parameter: inspect.Parameter, annotation: object, description: s
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Leaves out defaults without a JSON form, and does not warn of them."""
-
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  pydantic's own declaration
 
 
 def model_parameters(model: type[BaseModel]) -> JsonSchemaValue:
-    """Return the JSON schema of a pydantic model for a language model: no titles, nested types inlined."""
+    """Return a model's JSON schema without titles and with nested types inlined."""
     schema = model.model_json_schema(by_alias=True, schema_generator=_SchemaGenerator)
     definitions = cast("dict[str, JsonSchemaValue]", schema.pop("$defs", {}))
     root = _definition_name(schema)
@@ -207,8 +199,6 @@ _PREFIX = "#/$defs/"
 
 
 class _Inliner:
-    """Replaces references by their definitions; a type that contains itself stays a reference."""
-
     def __init__(self, definitions: Mapping[str, JsonSchemaValue]) -> None:
         self._definitions = definitions
         self.recursive = {name for name in definitions if name in self._reachable(name)}
@@ -253,7 +243,6 @@ def _definition_name(schema: Mapping[str, object]) -> str | None:
     return reference.removeprefix(_PREFIX) if isinstance(reference, str) and reference.startswith(_PREFIX) else None
 
 
-#: How deep values are compared with their schema.
 _DEEPEST = 40
 #: Repairs that are reported; further repairs are made without a report.
 _MOST_REPAIRS = 20
@@ -273,7 +262,7 @@ class RepairedArguments(NamedTuple):
 
 
 def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArguments | None:
-    """Repair arguments that nearly match their schema; None if they need no repair or there is no safe one."""
+    """Repair arguments that nearly match their schema; None if there is no need or no safe way."""
     repair = _Repair(schema)
     try:
         arguments = repair.read_object(text)
@@ -303,7 +292,6 @@ class _Repair:
         return cast("dict[str, object]", value) if isinstance(value, dict) else None
 
     def fit(self, value: object, schema: object, path: str, depth: int) -> object:
-        """Return the value with the types of its schema, as far as they are certain."""
         if depth > _DEEPEST or not isinstance(schema, Mapping):
             return value
         schemas = list(self._alternatives(cast("Mapping[str, object]", schema), 0))
@@ -362,7 +350,7 @@ class _Repair:
                 yield {}
 
     def _decode(self, text: str, path: str, *, is_whole: bool = True) -> object:
-        """Return the JSON value of a text; models add code fences, commas and, if it `is_whole`, further text."""
+        """Return the JSON value of a text without code fences, spare commas and, if it `is_whole`, further text."""
         try:
             return cast("object", json.loads(text))
         except ValueError:
@@ -393,7 +381,6 @@ class _Repair:
 
 
 def _schema_types(schemas: Iterable[Mapping[str, object]]) -> set[str] | None:
-    """Return the types that the schemas allow; None: any type."""
     types: set[str] = set()
     for schema in schemas:
         declared = schema.get("type")

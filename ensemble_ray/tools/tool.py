@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar, cast, final, get_args, overload
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final, get_args, overload
 from weakref import WeakKeyDictionary
 
 import pydantic
@@ -31,7 +31,7 @@ from ensemble_ray.process.forks import is_async_callable
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.schema import explain_arguments, parameter_types
-from ensemble_ray.tools.waiting import (
+from ensemble_ray.tools.user_code import (
     AsksModel,
     NoOpToolMetrics,
     ResultError,
@@ -44,7 +44,6 @@ from ensemble_ray.tools.waiting import (
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
-#: Time limit of one call, unless the tool sets another (S-SET-34).
 DEFAULT_TIMEOUT_S = 300.0
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 #: weakest first
@@ -96,14 +95,48 @@ class ToolResult:
 
 
 def as_result(value: object, tool_name: str = "") -> ToolResult:
-    """Convert a tool's return value to a `ToolResult`; raise `ResultError` if it has no text (S-LLM-47)."""
     if isinstance(value, ToolResult):
         return value
     return ToolResult.success(render_value(value, f"Tool '{tool_name}'" if tool_name else "A tool"))
 
 
-def _emit_nowhere(_event: Event) -> None:
-    pass
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    #: complete text for the model, before truncation (S-ENG-71)
+    text: str
+    #: `failure`: the tool returned a failure; `error`: it raised, timed out, or its arguments were invalid
+    outcome: Literal["success", "failure", "error"] = "success"
+    #: payload of a `ToolResult`, for events and traces
+    structured_output: Any = None
+    #: traceback of the user's code, for the log; "" if it did not raise
+    traceback: str = field(default="", repr=False, compare=False)
+    #: whether the tool raised `TryAgain`: the text is its message, not an error
+    asks_again: bool = False
+    #: repairs of the arguments before the call (S-LLM-43)
+    repairs: tuple[str, ...] = ()
+
+
+def outcome_of_result(result: ToolResult) -> ToolOutcome:
+    """Return the outcome of an AgentTool's result (S-TOOL-22)."""
+    if result.is_success:
+        return ToolOutcome(render_value(result.output), "success", result.structured_output)
+    return ToolOutcome(f"Error: {result.error_message}", "failure")
+
+
+def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
+    """Return the outcome of a `@tool` function's value (S-TOOL-14); text with the prefix `Error:` is a failure (S-TOOL-15)."""
+    if isinstance(value, ToolResult):
+        return outcome_of_result(value)
+    failed = isinstance(value, str) and value.startswith("Error:")
+    return ToolOutcome(render_value(value, f"Tool '{tool_name}'"), "failure" if failed else "success")
+
+
+def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
+    """Return the outcome of an error: its class and message (S-ENG-51, S-ENG-52), or the text of a `TryAgain` (S-TOOL-54)."""
+    if isinstance(error, TryAgain):
+        return ToolOutcome(str(error), "failure", asks_again=True)
+    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_with_class(error)
+    return ToolOutcome(f"{prefix}: {message}", "error", traceback=user_traceback(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +153,7 @@ class ToolContext:
     #: same key when a call is repeated after a crash, so that the tool can do its work only once
     idempotency_key: str = ""
     #: publishes an event of the tool, such as a changed file; any thread may call it
-    emit: Callable[[Event], None] = field(default=_emit_nowhere, repr=False)
+    emit: Callable[[Event], None] = field(default=lambda _event: None, repr=False)
     run_id: str = ""
     instance: str = ""
     #: 1-based position of the task in the run; 0 outside a run
@@ -141,10 +174,7 @@ class ToolContext:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
     def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
-        """Return this context for another tool that works for the same call, such as a step of a pipeline.
-
-        The key contains the index of the step, so that it is unique if a pipeline contains one tool twice.
-        """
+        """Return this context for a tool that works for the same call, such as a step of a pipeline."""
         if self is _OUTSIDE:
             return self
         key = f"{self.idempotency_key}/{step}/{tool_name}" if self.idempotency_key else ""
@@ -162,7 +192,6 @@ def current_tool_context() -> ToolContext:
 
 
 def use_tool_context(context: ToolContext | None) -> AbstractContextManager[None]:
-    """Set the context for a block; None hides an outer context."""
     return ScopedVariable(_context, context)
 
 
@@ -309,7 +338,6 @@ class _MeasuredCall:
         return result
 
     def count_error(self, error: BaseException) -> ToolResult:
-        """Return a failure for the model, or raise an error that is not for the model (S-TOOL-41)."""
         metrics = self._context.metrics
         self._count(metrics.increment_failure if isinstance(error, TryAgain) else metrics.increment_error)
         if isinstance(error, ExitEarlyError | IllegalStateError | TryAgain) or not isinstance(error, Exception):
@@ -359,7 +387,11 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
             return parsed
         outcome = self.execute_typed(parsed)
         if isinstance(outcome, Awaitable | AsyncIterator):
-            return _await_result(cast("object", outcome), self.name)
+
+            async def collected() -> ToolResult:
+                return as_result(await collect(cast("object", outcome)), self.name)
+
+            return collected()
         return as_result(outcome, self.name)
 
 
@@ -373,12 +405,7 @@ class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
         return is_async_callable(self.execute_typed)
 
 
-async def _await_result(outcome: object, tool_name: str) -> ToolResult:
-    return as_result(await collect(outcome), tool_name)
-
-
 def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
-    """Return the tool's input model; raise `ValidationError` if there is none (S-TOOL-52)."""
     input_type: object = getattr(tool, "input_type", None)
     _check_input_type(input_type, f"Tool '{tool.name}'")
     return cast("type[InputT]", input_type)
@@ -390,14 +417,13 @@ def _check_input_type(input_type: object, owner: str) -> None:
 
 
 def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
-    """Return the arguments as an instance of the model, or a failure for the language model (S-TOOL-51).
-
-    A text that is not a JSON object becomes the value of the only required field, if that is a string (S-TOOL-53).
-    """
+    """Return the arguments as an instance of the model, or a failure for the language model (S-TOOL-51)."""
     name = input_type.__name__
-    field = None if not text.strip() or text.lstrip().startswith("{") else _only_required_string(input_type)
-    if field is not None:
-        text = to_json({field: whole_text(text)}).decode()
+    required = [(key, field) for key, field in input_type.model_fields.items() if field.is_required()]
+    is_plain = text.strip() and not text.lstrip().startswith("{")
+    if is_plain and len(required) == 1 and required[0][1].annotation is str:  # the value of the only one (S-TOOL-53)
+        key, field = required[0]
+        text = to_json({field.alias or key: whole_text(text)}).decode()
     try:
         data: object = from_json(text)
     except ValueError as error:
@@ -408,11 +434,7 @@ def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
         return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_json_type(data)}")
     values = cast("dict[str, object]", data)
     accepted = {key: {key, field.alias or key} for key, field in input_type.model_fields.items()}
-    missing = [
-        field.alias or key
-        for key, field in input_type.model_fields.items()
-        if field.is_required() and all(values.get(each) is None for each in accepted[key])
-    ]
+    missing = [field.alias or key for key, field in required if all(values.get(each) is None for each in accepted[key])]
     if missing:
         return ToolResult.failure(f"Missing required parameter(s) for '{name}': {', '.join(missing)}")
     try:
@@ -422,14 +444,6 @@ def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
         return input_type.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
-
-
-def _only_required_string(input_type: type[BaseModel]) -> str | None:
-    required = [(key, field) for key, field in input_type.model_fields.items() if field.is_required()]
-    if len(required) != 1 or required[0][1].annotation is not str:
-        return None
-    key, field = required[0]
-    return field.alias or key
 
 
 def _json_type(value: object) -> str:
@@ -443,7 +457,6 @@ def _json_type(value: object) -> str:
 
 
 def check_tool_name(name: object) -> str | None:
-    """Return the problem of a tool's name; None if it is valid (S-DOM-7, S-DOM-8)."""
     if name is None or not str(name).strip():
         return "Tool name must not be blank"
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
@@ -452,12 +465,10 @@ def check_tool_name(name: object) -> str | None:
 
 
 def make_tool_name(text: str) -> str:
-    """Replace every character that a tool name cannot contain by an underscore (S-DOM-8)."""
     return re.sub(r"[^A-Za-z0-9_]", "_", text)
 
 
 def check_effect(effect: object, subject: str) -> Effect:
-    """Return the effect; raise `ValidationError` if it is unknown (S-DUR-20)."""
     for allowed in _EFFECTS:
         if effect == allowed:
             return allowed
@@ -465,12 +476,10 @@ def check_effect(effect: object, subject: str) -> Effect:
 
 
 def strongest_effect(*effects: Effect) -> Effect:
-    """Return the effect that needs the most care; `none` without arguments (S-DUR-21)."""
     return max((_EFFECTS[0], *effects), key=_EFFECTS.index)
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:
-    """Return a tool's timeout in seconds, None for no limit; raise `ValidationError` if it is not above zero."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is None or seconds == math.inf:
         return None
@@ -487,8 +496,6 @@ F = TypeVar("F", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool:
-    """The mark of a `@tool` function."""
-
     name: str
     description: str
     #: seconds; None: no limit (S-SET-34)
@@ -585,7 +592,6 @@ def tool(
 
 
 def tool_mark(entry: object) -> FunctionTool | None:
-    """Return the mark of a `@tool` function or bound method; None if there is none."""
     if inspect.isclass(entry) or not callable(entry):
         return None
     mark = getattr(entry, _MARK, None)
@@ -597,7 +603,7 @@ _methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
 
 
 def marked_functions(kind: type[object]) -> tuple[str, ...]:
-    """Return the names of a class's public `@tool` methods, inherited ones first, in order of definition."""
+    """Return the names of a class's public `@tool` methods, inherited ones first."""
     cached = _methods.get(kind)
     if cached is not None:
         return cached
@@ -625,10 +631,6 @@ def _first_paragraph(doc: str) -> str:
 
 
 def _resolve_local_annotations(function: Callable[..., object]) -> None:
-    """Turn string annotations into types while the decorator can still see their names.
-
-    The scope of a nested function ends. A script's functions are pickled without names that only annotations use.
-    """
     annotations = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
     is_nested = "<locals>" in getattr(function, "__qualname__", "")
     is_of_a_script = getattr(function, "__module__", "") == "__main__"

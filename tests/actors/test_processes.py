@@ -15,8 +15,8 @@ from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool
 from ensemble_ray.actors.shared.journal import RateLimiter
+from ensemble_ray.llm.limits.bucket import Dismiss, Grant, Requested
 from ensemble_ray.llm.limits.limiter import Acquire
-from ensemble_ray.llm.limits.machines import Dismiss, Grant, Requested
 from ensemble_ray.plan.placement import ClusterNode
 from ensemble_ray.values.ids import new_object_id
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ensemble_ray import MCP, RemoteAgent, ToolConfigurationError, ToolResult
-from ensemble_ray.tools.a2a import connecting
+from ensemble_ray.tools.a2a import client as a2a_client
 from ensemble_ray.tools.mcp import session as http_client
 from ensemble_ray.tools.mcp.address import ServerAddress
 from tests.attack.raw_server import RawServer, Write
@@ -45,7 +45,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones, so that reaching them takes no time."""
     monkeypatch.setattr(http_client, "MESSAGE_BYTES", LIMIT)
     for name in ("_CARD_BYTES", "_ANSWER_BYTES", "_STREAM_BYTES"):
-        monkeypatch.setattr(connecting, name, LIMIT)
+        monkeypatch.setattr(a2a_client, name, LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["endless", "bomb", "br"])

@@ -24,7 +24,7 @@ from ensemble_ray import ChatMessage, OpenAIChatModel, ToolConfigurationError
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.execute.review.notifiers import SlackNotifier
 from ensemble_ray.llm.failures import fault_of
-from ensemble_ray.tools.a2a.connecting import (
+from ensemble_ray.tools.a2a.client import (
     AgentAddress,
     ConnectionFailures,
     RemoteAgentError,

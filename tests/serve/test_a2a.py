@@ -42,7 +42,7 @@ from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.a2a.connecting import IDEMPOTENT_MESSAGES
+from ensemble_ray.tools.a2a.client import IDEMPOTENT_MESSAGES
 from tests.serve.driving import driven
 from tests.serve.gates import Gate
 from tests.serve.http_server import served_app

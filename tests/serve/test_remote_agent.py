@@ -43,7 +43,7 @@ from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from ensemble_ray.tools.a2a import connecting
+from ensemble_ray.tools.a2a import client as a2a_client
 from tests.serve.driving import driven
 from tests.serve.http_server import served_app
 from tests.serve.keys import make_key
@@ -195,7 +195,7 @@ def test_a_redirect_is_not_followed_and_a_refusal_is_told(
     url: str, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-INT-81, S-INT-83: keys go to nobody else, and stand in no error."""
-    monkeypatch.setattr(connecting, "_AGAIN_S", (0.0,))
+    monkeypatch.setattr(a2a_client, "_AGAIN_S", (0.0,))
     for status, text in ((307, "Redirects are not followed"), (401, "It requires a valid key"), (503, "HTTP 503")):
         remote.refusal = status
         with pytest.raises(TaskExecutionError) as found:
@@ -218,7 +218,7 @@ def test_a_card_that_names_another_host_is_not_followed() -> None:
 
 def test_nobody_there_is_told_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-INT-83: when no connection was made; nothing was sent, so that nothing is unknown."""
-    monkeypatch.setattr(connecting, "_AGAIN_S", (0.0,))
+    monkeypatch.setattr(a2a_client, "_AGAIN_S", (0.0,))
     told = ask(RemoteAgent("http://127.0.0.1:9").as_tool(), "well")
     assert (told.error_message or "").startswith("Remote agent http://127.0.0.1:9: its card cannot be read")
 

@@ -22,9 +22,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.tools.a2a import asking, connecting
-from ensemble_ray.tools.a2a.asking import ask_agent
-from ensemble_ray.tools.a2a.connecting import AgentAddress, RemoteAgentError, RemoteAnswer
+from ensemble_ray.tools.a2a import client as a2a_client
+from ensemble_ray.tools.a2a.client import AgentAddress, RemoteAgentError, RemoteAnswer, ask_agent
 from tests.serve.driving import driven
 from tests.serve.gates import Gate
 from tests.serve.http_server import served_app
@@ -38,7 +37,7 @@ SEND = "SendStreamingMessage"
 def inline(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs live in this process, and what is lost is asked again at once."""
     monkeypatch.setenv("ENSEMBLE_RAY_RUNTIME", "inline")
-    monkeypatch.setattr(connecting, "_AGAIN_S", (0.0,) * 5)
+    monkeypatch.setattr(a2a_client, "_AGAIN_S", (0.0,) * 5)
 
 
 @pytest.fixture
@@ -207,7 +206,7 @@ async def test_an_answer_that_is_nested_too_deeply_is_an_outcome_if_it_is_final(
 )
 def test_the_newest_events_of_a_stream_show_its_end(pieces: list[str], is_final: bool) -> None:  # noqa: FBT001  a case
     """S-INT-97: events before the newest piece were read."""
-    newest = connecting.NewestAnswer()
+    newest = a2a_client.NewestAnswer()
     newest.begin(is_stream=True)
     for piece in pieces:
         newest.add(piece.encode())
@@ -221,7 +220,7 @@ async def test_an_agent_that_is_done_is_not_waited_for_when_its_stream_stays_ope
     spoken = {"artifactUpdate": {"taskId": "T", "contextId": "C", "artifact": task("WORKING", "all")["artifacts"][0]}}
     events = [answered(result=each) for each in ({"task": task("WORKING")}, spoken, done)]
     remote.instead = {SEND: ["".join(f"data: {each}\n\n" for each in events)]}
-    async with asyncio.timeout(asking._SILENCE_S / 2):
+    async with asyncio.timeout(a2a_client._SILENCE_S / 2):
         assert await say(RemoteAgent(url), "well") == "all"
     assert remote.methods == ["card", SEND]
 
@@ -230,14 +229,14 @@ async def test_a_stream_that_is_silent_is_taken_up_by_its_task(
     remote: Remote, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-INT-84: a connection may be dead without a sign."""
-    monkeypatch.setattr(asking, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(a2a_client, "_SILENCE_S", 0.2)
     assert await say(RemoteAgent(url), "quiet") == "after all"
     assert len(remote.asked) == 1
 
 
 async def test_an_answer_may_take_as_long_as_the_task() -> None:
     """S-INT-80: an agent without streams says nothing until it is done; a connection stands within its own limit."""
-    async with connecting.open_http_client(AgentAddress.of("https://a.example", connect_timeout_s=3), 1800) as http:
+    async with a2a_client.open_http_client(AgentAddress.of("https://a.example", connect_timeout_s=3), 1800) as http:
         assert http.timeout == httpx.Timeout(1800, connect=3)
 
 

@@ -14,7 +14,7 @@ from ensemble_ray.execute.review.gates import ReviewOpenError, decide_at_gate
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested
-from ensemble_ray.tools.waiting import TimeLimit
+from ensemble_ray.tools.user_code import TimeLimit
 from ensemble_ray.values.reviews import OpenReview, ReviewDecision, ReviewRequest
 
 

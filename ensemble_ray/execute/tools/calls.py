@@ -33,10 +33,9 @@ from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolRetur
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger, use_effect_key
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
-from ensemble_ray.tools.cpu import ToolOutcome
 from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
-from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, use_tool_context
-from ensemble_ray.tools.waiting import GuardedToolMetrics, TimeLimit
+from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, ToolOutcome, use_tool_context
+from ensemble_ray.tools.user_code import GuardedToolMetrics, TimeLimit
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.messages import (
     ChatMessage,

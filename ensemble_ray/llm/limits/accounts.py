@@ -25,13 +25,10 @@ T = TypeVar("T")
 
 #: Names of closed accounts that the service remembers, so that a late message opens none of them again.
 _CLOSED = 1024
-#: Pause before another attempt to reach the service, s.
 _RETRY_S = 0.1
 
 
 class LocalAccount:
-    """The account of a run if this process makes all its requests."""
-
     def __init__(self, limit: RunBudget) -> None:
         self._queue = _BudgetQueue(limit)
         self._claims = itertools.count()
@@ -41,22 +38,19 @@ class LocalAccount:
         return self._queue.budget.spent
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request of that estimate may be sent, and return its claim; raise if it will never fit.
-
-        A cancelled caller reserves no amount.
-        """
+        """Wait until a request of that estimate may be sent, and return its claim; raise if it will never fit."""
         claim = str(next(self._claims))
         try:
             verdict = await self._queue.ask(claim, estimate)
         except asyncio.CancelledError:
-            self._queue.charge(claim)
+            self.charge(claim)
             raise
         if isinstance(verdict, Refuse):
             raise _exhausted_error(self._queue.budget.limit, self.spent, verdict)
         return claim
 
     def charge(self, claim: str, spent: Amount = NOTHING) -> None:
-        self._queue.charge(claim, spent)
+        self._queue.change(lambda budget: budget.charge(claim, spent))
 
     async def settle(self) -> None:
         """Return immediately: no report is due."""
@@ -67,13 +61,9 @@ class LocalAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The state of an account as one process knows it."""
-
-    #: spent by this process
     spent: Amount
     #: spent by dead processes, as of the last reply
     base: Amount
-    #: its requests in flight
     claims: Mapping[str, Amount]
 
 
@@ -93,8 +83,6 @@ class BudgetClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charged:
-    """A request has ended."""
-
     budget: RunBudget
     holder: str
     claim: str
@@ -104,8 +92,6 @@ class Charged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAccount:
-    """The run has ended."""
-
     account: str
 
 
@@ -114,16 +100,12 @@ BudgetMessage = BudgetClaim | Charged | CloseAccount
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The request may be sent."""
-
     life: str
     base: Amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """The budget is exhausted."""
-
     spent: Amount
     refused: Refuse
 
@@ -161,7 +143,6 @@ class BudgetService:
         return None
 
     def detach(self, holder: str) -> None:
-        """Release the reservations of a dead process; its spending stays."""
         for account in self._accounts.values():
             account.base += account.spent.pop(holder, NOTHING)
             account.queue.change(lambda budget: budget.release(holder))
@@ -199,11 +180,7 @@ class RemoteBudgetService(Protocol):
     """A connection to a `BudgetService` in another process."""
 
     async def account(self, message: BudgetMessage) -> BudgetReply:
-        """Deliver a message and return its reply.
-
-        Raises:
-            ConnectionError: the service cannot be reached now. It, or its successor, may be reachable later.
-        """
+        """Deliver a message and return its reply; raise `ConnectionError` while the service cannot be reached."""
         ...
 
 
@@ -221,11 +198,10 @@ class RemoteAccount:
         self._open: dict[str, Amount] = {}
         self._background: set[asyncio.Task[object]] = set()
         self._is_closed = False
-        #: spent by this process
         self.spent = NOTHING
 
     async def reserve(self, estimate: Amount) -> str:
-        """Reserve as `LocalAccount` does. It retries without end while the service cannot be reached."""
+        """Reserve as `LocalAccount` does; retry without end while the service cannot be reached."""
         while True:
             claim = f"{self._budget.account}/{self._holder}/{next(self._numbers)}"
             call = self._start(self._claim(claim, estimate))
@@ -242,19 +218,17 @@ class RemoteAccount:
                 return claim
 
     def charge(self, claim: str, spent: Amount = NOTHING) -> None:
-        """End a request; the report is sent in the background."""
         self._open.pop(claim, None)
         self.spent += spent
         if not self._is_closed:  # user code may end a request after its run has ended
             self._start(self._send(claim))
 
     async def settle(self) -> None:
-        """Report the spending, and return when the report has arrived."""
         if not self._is_closed:
             await self._send("")
 
     def close(self) -> None:
-        """Stop sending. Open retries end too, because a service may be gone for good."""
+        """Stop sending and retrying: the service may be gone for good."""
         self._is_closed = True
         for task in self._background:
             task.cancel()
@@ -287,7 +261,7 @@ class RemoteAccount:
             await self._send(claim)
 
     async def _send(self, claim: str) -> None:
-        """Report the end of a request until the report arrives: other requests wait for the reserved amount."""
+        """Report the end of a request until the report arrives: others wait for the reserved amount."""
         while True:
             try:
                 await self._service.account(
@@ -306,15 +280,13 @@ class RemoteAccount:
 
 
 class _BudgetQueue:
-    """A budget, and the callers that wait for it on any event loop."""
-
     def __init__(self, limit: RunBudget) -> None:
         self.budget = Budget(limit)
         self._waiters: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Future[Verdict | None]]] = {}
         self._lock = threading.RLock()
 
     async def ask(self, claim: str, amount: Amount, holder: str = "") -> Verdict | None:
-        """Return the verdict on a request, or None if it was charged while it waited."""
+        """Return the verdict, or None if the request was charged while it waited."""
         loop = asyncio.get_running_loop()
         with self._lock:
             waiter = self._waiters.get(claim)
@@ -324,11 +296,7 @@ class _BudgetQueue:
                 self._answer(verdict.claim, verdict)
         return await asyncio.shield(waiter[1])  # shared by repeated asks: cancelling one leaves the other
 
-    def charge(self, claim: str, spent: Amount = NOTHING) -> None:
-        self.change(lambda budget: budget.charge(claim, spent))
-
     def change(self, action: Callable[[Budget], list[Verdict]]) -> None:
-        """Change the budget and answer the requests that are decided or no longer waiting."""
         with self._lock:
             for verdict in action(self.budget):
                 self._answer(verdict.claim, verdict)
@@ -352,7 +320,6 @@ class _Account:
     spent: dict[str, Amount] = field(default_factory=dict[str, Amount])
 
     def update(self, holder: str, spent: Amount, base: Amount = NOTHING) -> Amount:
-        """Store the totals of a process and return the increase."""
         before, base_before = self.spent.get(holder, NOTHING), self.base
         self.spent[holder] = spent.at_least(before)
         self.base = base.at_least(base_before)

@@ -9,7 +9,6 @@ from typing import Literal
 FAILURES_TO_OPEN = 5
 #: The breaker opens only if at least this share of the last calls failed.
 SHARE_TO_OPEN = 0.5
-#: Number of the last calls.
 WINDOW = 20
 FIRST_OPEN_S = 5.0
 LONGEST_OPEN_S = 60.0
@@ -56,7 +55,6 @@ class Breaker:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the breaker is closed and counts no failures."""
         return self._open_s is None and not self._failures
 
     def state(self, at: float) -> Literal["closed", "open", "half_open"]:
@@ -65,7 +63,6 @@ class Breaker:
         return "half_open" if self._is_probing or at >= self._probe_at else "open"
 
     def enter(self, at: float) -> CallAdmission:
-        """Return whether a call may be sent; the call that gets `PROBE` is the probe."""
         if self._open_s is None:
             return CallAdmission.GO
         if self._is_probing or at < self._probe_at:
@@ -74,7 +71,7 @@ class Breaker:
         return CallAdmission.PROBE
 
     def wakes_at(self) -> float | None:
-        """Return when a waiting call should try again; None: at the end of this process's probe."""
+        """Return when a waiting call should try again; None: at the end of the probe."""
         return None if self._is_probing else self._probe_at
 
     def record_failure(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
@@ -92,7 +89,7 @@ class Breaker:
             self._open(at, FIRST_OPEN_S, extra_s)
 
     def record_answer(self, at: float = float("-inf"), count: int = 1) -> None:
-        """Close the breaker after `count` answers; by default they count as older than any failure."""
+        """Close the breaker after `count` answers; by default they are older than any failure."""
         self._window.extend([False] * min(count, WINDOW))
         self._answered_at = max(self._answered_at, at)
         self._failures = 0
@@ -100,11 +97,9 @@ class Breaker:
         self._is_probing = False
 
     def cancel_probe(self) -> None:
-        """End this process's probe without a result."""
         self._is_probing = False
 
     def record_remote_probe(self, at: float) -> None:
-        """Delay this process's probe, because another process has sent one."""
         if self._open_s is not None:
             self._probe_at = max(self._probe_at, at + LONGEST_OPEN_S)
 
@@ -126,22 +121,16 @@ class AdaptiveLimit:
         self.generation = 0
 
     def allows(self, sent: int) -> bool:
-        """Whether another call may be sent while `sent` calls are in flight."""
         return self.limit is None or sent < self.limit
 
     def record_refusal(self, sent: int, generation: int) -> bool:
-        """Lower the limit because the endpoint asked for fewer calls; return whether it was lowered.
-
-        Of several calls that were sent under one generation, only the first refusal lowers the limit. `sent` includes
-        the refused call.
-        """
+        """Lower the limit at the first refusal of a generation; `sent` includes the refused call."""
         if generation != self.generation:
             return False
         self._lower(sent)
         return True
 
     def record_remote_refusal(self, sent: int) -> None:
-        """Lower the limit because the endpoint asked another process for fewer calls."""
         if sent and not self._is_fresh:
             self._lower(sent)
 

@@ -11,15 +11,11 @@ from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """The request may be sent."""
-
     claim: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request will never fit."""
-
     claim: str
     needed: Amount
 
@@ -62,20 +58,19 @@ class Budget:
         return tuple(self._open)
 
     def ask(self, claim: str, amount: Amount, holder: str = "") -> list[Verdict]:
-        """Request permission to send; a claim that was granted before is granted again."""
         if claim in self._open:
             return [Proceed(claim)]
         self._waiting.setdefault(claim, _Claim(holder, amount))
         return self._serve()
 
     def charge(self, claim: str, spent: Amount = NOTHING) -> list[Verdict]:
-        """End a request, whether or not it was sent, and return the verdicts that follow for others."""
+        """End a request, whether or not it was sent."""
         self.spent += spent
         self._drop(claim)
         return self._serve()
 
     def release(self, holder: str) -> list[Verdict]:
-        """Drop the reservations and waiting requests of a dead process."""
+        """Drop the claims of a dead process."""
         for claims in (self._open, self._waiting):
             for name in [name for name, claim in claims.items() if claim.holder == holder]:
                 self._drop(name)
@@ -90,7 +85,6 @@ class Budget:
                 self.reserved += amount
 
     def validate(self) -> None:
-        """Check the invariants; for tests."""
         first = next(iter(self._waiting.values()), None)
         problems = {
             "reserved amounts are miscounted": sum((each.amount for each in self._open.values()), NOTHING)

@@ -10,23 +10,20 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.limits.breaker import AdaptiveLimit, Breaker, CallAdmission
 from ensemble_ray.llm.limits.limiter import MonotonicClock, Wakeup
+from ensemble_ray.ports import Clock
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
-
-if TYPE_CHECKING:
-    from ensemble_ray.ports import Clock
 
 _log = bounded_logger(__name__)
 
 #: How much longer a process waits before its probe if it learned of the failure from an update, s: minimum, maximum.
 _EXTRA_S = (0.1, 1.0)
-#: Characters of a failure in a description.
 _MOST_FAILURE = 500
 
 
@@ -40,15 +37,11 @@ class EndpointUpdate:
 
     endpoint: str
     category: _Category
-    #: the failure in words
     text: str = ""
 
 
 class EndpointService:
-    """All endpoints of one process.
-
-    `share` sends updates to other processes; it must neither wait nor raise. It may be set later.
-    """
+    """All endpoints of one process. `share` sends updates to other processes; it must neither wait nor raise."""
 
     def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointUpdate], None] | None = None) -> None:
         self.clock: Clock = clock or MonotonicClock()
@@ -66,14 +59,12 @@ class EndpointService:
         return EndpointCall(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
 
     def describe(self, most: int = MOST_ENDPOINTS) -> list[EndpointDescription]:
-        """Return descriptions of the endpoints; those with problems and calls in flight first."""
         with self.lock:
             at = self.clock.now()
             chosen = sorted(self._endpoints.copy().values(), key=lambda each: (each.is_calm, -len(each.sent)))[:most]
             return [each.describe(at) for each in chosen]
 
     def on_update(self, update: EndpointUpdate) -> None:
-        """Apply an update of another process."""
         endpoint = self._endpoints.setdefault(update.endpoint, _Endpoint(update.endpoint))
         with self.lock:
             at = self.clock.now()
@@ -101,16 +92,11 @@ _process_endpoints = EndpointService()
 
 
 def process_endpoints() -> EndpointService:
-    """Return the service of this process, which all its runs share."""
     return _process_endpoints
 
 
 class EndpointCall:
-    """One answer that a caller wants, over all attempts; made by `EndpointService.call`.
-
-    Each attempt begins with `try_begin` or `wait`. It ends with `record_answer`, `record_failure`, `record_refusal` or
-    `abandon`.
-    """
+    """One answer that a caller wants, over all attempts. `try_begin` or `wait` begin an attempt; a record ends it."""
 
     __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")
 
@@ -188,13 +174,11 @@ class EndpointCall:
             waited_s += clock.now() - at
 
     def begin_attempt(self, entry: CallAdmission) -> None:
-        """Begin the attempt; under the lock."""
         self._is_probe = entry is CallAdmission.PROBE
         self._generation = self._endpoint.limit.generation
         self._endpoint.sent.add(self)
 
     def record_answer(self) -> None:
-        """End the attempt with an answer, or with a refusal that shows that the endpoint works."""
         endpoint, service = self._endpoint, self._service
         endpoint.sent.discard(self)
         self._is_probe = False
@@ -215,7 +199,6 @@ class EndpointCall:
             service.publish(endpoint, "answered")
 
     def record_failure(self, what: str, *, ago_s: float = 0.0) -> None:
-        """End the attempt with a failure of the endpoint, in words, that arrived `ago_s` before."""
         endpoint, service, is_probe = self._endpoint, self._service, self._is_probe
         self._is_probe = False
         with service.lock:
@@ -232,10 +215,7 @@ class EndpointCall:
             service.publish(endpoint, "probe_failed" if is_probe else "failed", what)
 
     def record_refusal(self) -> None:
-        """End the attempt because the endpoint asked for fewer calls (429).
-
-        The endpoint works, which ends a probe, but a refusal does not reset the count of failures.
-        """
+        """End the attempt because the endpoint asked for fewer calls (429); it keeps the count of failures."""
         endpoint, service, is_probe = self._endpoint, self._service, self._is_probe
         self._is_probe = False
         with service.lock:
@@ -250,7 +230,6 @@ class EndpointCall:
             service.publish(endpoint, "refused")
 
     def abandon(self) -> None:
-        """End the attempt without information about the endpoint."""
         endpoint, is_probe = self._endpoint, self._is_probe
         self._is_probe = False
         endpoint.sent.discard(self)
@@ -261,7 +240,6 @@ class EndpointCall:
                 endpoint.admit_waiters(self._service.clock.now())
 
     def end(self) -> None:
-        """Report that the caller wants no answer any more."""
         self._endpoint.wanted.discard(self)
 
     def _announce_probe(self) -> None:
@@ -285,7 +263,6 @@ class _Endpoint:
         self.limit = AdaptiveLimit()
         #: calls that want an answer, also between two attempts; sets, because one operation on them needs no lock
         self.wanted: set[EndpointCall] = set()
-        #: calls in flight
         self.sent: set[EndpointCall] = set()
         self.waiters: deque[_Waiter] = deque()
         #: whether calls may skip the lock
@@ -297,7 +274,6 @@ class _Endpoint:
         self.answered_at = float("-inf")
 
     def count_quiet_answers(self) -> None:
-        """Count the answers that arrived while the endpoint was calm."""
         if self.quiet_answers:
             self.breaker.record_answer(self.answered_at, self.quiet_answers)
             self.quiet_answers = 0
@@ -307,7 +283,6 @@ class _Endpoint:
         return self.breaker.enter(at) if self.limit.allows(len(self.sent)) else CallAdmission.WAIT
 
     def admit_waiters(self, at: float) -> None:
-        """Admit the waiters that may proceed now, and wake the others if the state of the breaker changed."""
         while self.waiters:
             entry = self.enter(at)
             if entry is CallAdmission.WAIT:

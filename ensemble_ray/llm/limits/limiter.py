@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import Protocol, assert_never
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
-from ensemble_ray.llm.limits.machines import (
+from ensemble_ray.llm.limits.bucket import (
     LEASE_S,
     Dismiss,
     Expire,
@@ -36,14 +36,12 @@ from ensemble_ray.llm.limits.machines import (
     WaiterCancelled,
     WakeAt,
 )
+from ensemble_ray.ports import Clock
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_rlock, track
 from ensemble_ray.values.descriptions import MOST_BUCKETS, MOST_HOLDERS, BucketDescription
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.value import RateLimit
-
-if TYPE_CHECKING:
-    from ensemble_ray.ports import Clock
 
 _log = bounded_logger(__name__)
 
@@ -52,9 +50,7 @@ _MANY_BUCKETS = 4096
 #: A bucket without stimuli for this long, and at least one period, is idle, s. A new bucket has one token, so dropping
 #: an idle one never raises the limit.
 _IDLE_S = 3600.0
-#: Most permits in one request.
 MOST_WANTED = 32
-#: Pause before another attempt to reach the limiter, s.
 _RETRY_S = 0.1
 
 
@@ -77,7 +73,6 @@ class Wakeup:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its loop is closed, so that its coroutine never continues."""
         return self._loop.is_closed()
 
     def wake(self) -> bool:
@@ -96,7 +91,6 @@ class Wakeup:
         await self._event.wait()
 
     async def wait_until(self, at: float, clock: Clock) -> bool:
-        """Wait until it is woken or the instant arrives; return whether the instant has arrived."""
         woken = asyncio.ensure_future(self._event.wait())
         alarm = asyncio.ensure_future(clock.sleep(max(0.0, at - clock.now())))
         try:
@@ -119,8 +113,6 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class BucketUpdate:
-    """A change of a waiter, a permit or a lease."""
-
     bucket: str
     stimulus: WaiterCancelled | Refunded | Used | Returned
 
@@ -139,8 +131,6 @@ Reply = _Answer | None
 
 
 class LimiterService:
-    """Grants the permits of any number of buckets."""
-
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or MonotonicClock()
         self._buckets: dict[str, _Bucket] = {}
@@ -151,23 +141,26 @@ class LimiterService:
         self._buckets = {}
 
     async def receive(self, message: Message) -> Reply:
-        """Handle a message; an `Acquire` waits for its permit, and an `AwaitRecall` for the recall."""
         match message:
             case Acquire():
                 return await self._acquire(message)
             case AwaitRecall():
-                await self._await_recall(message)
-            case BucketUpdate(bucket=bucket, stimulus=stimulus):
-                self._handle(bucket, stimulus)
+                with self._lock:
+                    bucket = self._buckets.get(message.bucket)
+                    if bucket is None or not bucket.machine.is_usable(message.lease):
+                        return None
+                    wakeup = bucket.recalls.setdefault(message.lease, Wakeup())
+                await wakeup.wait()
+            case BucketUpdate(bucket=name, stimulus=stimulus):
+                self._handle(name, stimulus)
             case HolderGone():
-                for bucket in list(self._buckets):
-                    self._handle(bucket, message)
+                for name in list(self._buckets):
+                    self._handle(name, message)
             case _:
                 assert_never(message)
         return None
 
     def describe(self, most: int = MOST_BUCKETS) -> tuple[list[BucketDescription], int]:
-        """Return descriptions of the buckets with the longest queues, and the number of the other buckets."""
         with self._lock:
             now = self._clock.now()
             chosen = heapq.nlargest(most, self._buckets.items(), key=lambda each: len(each[1].waiters))
@@ -215,14 +208,6 @@ class LimiterService:
             raise
         return waiter.reply
 
-    async def _await_recall(self, message: AwaitRecall) -> None:
-        with self._lock:
-            bucket = self._buckets.get(message.bucket)
-            if bucket is None or not bucket.machine.is_usable(message.lease):
-                return
-            wakeup = bucket.recalls.setdefault(message.lease, Wakeup())
-        await wakeup.wait()
-
     def _bucket_of(self, message: Acquire) -> _Bucket:
         name, limit = message.bucket, message.limit
         bucket = self._buckets.get(name)
@@ -239,7 +224,7 @@ class LimiterService:
         return bucket
 
     def _handle(self, name: str, stimulus: Stimulus) -> None:
-        """Apply a stimulus and carry out the instructions. A stimulus for an unknown bucket is out of date."""
+        """Apply a stimulus; one for an unknown bucket is out of date."""
         with self._lock:
             bucket = self._buckets.get(name)
             if bucket is None:
@@ -251,7 +236,7 @@ class LimiterService:
 
     @staticmethod
     def _carry_out(bucket: _Bucket, instructions: list[Instruction]) -> list[Stimulus]:
-        """Wake the waiters concerned. Return stimuli for the waiters that cannot be woken."""
+        """Wake the waiters; return stimuli for those that cannot be woken."""
         lost: list[Stimulus] = []
         for instruction in instructions:
             match instruction:
@@ -289,20 +274,13 @@ _process_limiter = LocalLimiter()
 
 
 def process_limiter() -> LocalLimiter:
-    """Return the limiter of this process, for calls outside any run."""
     return _process_limiter
 
 
 class Remote(Protocol):
-    """A connection to a `LimiterService` in another process."""
+    """Delivers messages to a `LimiterService` in another process; raises `ConnectionError` while it is unreachable."""
 
-    async def __call__(self, message: Message) -> Reply:
-        """Deliver a message and return its reply.
-
-        Raises:
-            ConnectionError: the limiter cannot be reached now. It, or its successor, may be reachable later.
-        """
-        ...
+    async def __call__(self, message: Message) -> Reply: ...
 
 
 class LeaseStock:
@@ -332,14 +310,12 @@ class LeaseStock:
         return None
 
     def permits_to_request(self, at: float) -> int:
-        """Return the permits to request now, after `claim` for the caller's own one."""
         return 1 if self.asking else max(1, sum(at - asked_at < LEASE_S for asked_at in self._asked_at))
 
     def add(self, lease: str, *, size: int, expires_at: float) -> None:
         self._leases[lease] = _LocalLease(size=size, expires_at=expires_at)
 
     def count_used(self, lease: str) -> int | None:
-        """Return the used permits of a lease; None after its end."""
         found = self._leases.get(lease)
         return None if found is None else found.used
 
@@ -352,10 +328,7 @@ class LeaseStock:
 
 
 class LeasingLimiter:
-    """A `Limiter` that requests permits from another process, or uses leased ones without a request.
-
-    All callers must be on one event loop. `holder` is this process's name, unique for its life.
-    """
+    """A `Limiter` that requests or leases permits of another process, for callers on one event loop."""
 
     def __init__(self, remote: Remote, *, holder: str | None = None, clock: Clock | None = None) -> None:
         self._remote = remote
@@ -369,12 +342,14 @@ class LeasingLimiter:
         self._is_closed = False
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire one permit; a cancelled caller uses none. Retries until the timeout if the limiter cannot be reached."""
+        """Acquire one permit; retry until the timeout if the limiter cannot be reached."""
         stock = self._stocks.setdefault(bucket, LeaseStock())
         now = self._clock.now()
         lease = stock.claim(now)
         if lease is not None:
-            self._report_soon(bucket, lease)
+            if not self._unreported:  # the uses of one turn of the loop are one report
+                self._start(self._report())
+            self._unreported.add((bucket, lease))
             return
         deadline = now + timeout_s
         while not self._is_closed:
@@ -389,7 +364,6 @@ class LeasingLimiter:
         raise IllegalStateError(f"Limiter of holder '{self._holder}' is closed")
 
     async def close(self) -> None:
-        """End every lease; waiting callers get an error."""
         self._is_closed = True
         leaving = list(self._background)
         for task in leaving:
@@ -450,12 +424,6 @@ class LeasingLimiter:
             used = stock.end(lease)
         await self._send(BucketUpdate(bucket, Returned(lease=lease, used=used)))
 
-    def _report_soon(self, bucket: str, lease: str) -> None:
-        """Report a use to the limiter; the uses of one turn of the loop are one report."""
-        if not self._unreported:
-            self._start(self._report())
-        self._unreported.add((bucket, lease))
-
     async def _report(self) -> None:
         while self._unreported:
             bucket, lease = self._unreported.pop()
@@ -465,7 +433,7 @@ class LeasingLimiter:
                 await self._send(BucketUpdate(bucket, Used(lease=lease, used=used)))
 
     async def _send(self, message: Message) -> None:
-        """Deliver a message that needs no reply. An unreachable limiter ends leases and waiters by itself."""
+        """Deliver a message without a reply; an unreachable limiter ends leases and waiters by itself."""
         try:
             await self._remote(message)
         except ConnectionError as lost:
@@ -479,15 +447,12 @@ class LeasingLimiter:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A caller in a queue; written under the service's lock."""
-
     wakeup: Wakeup
     reply: _Answer | None = None
     #: when to send `Ticked`; only for the head of the queue
     alarm_at: float | None = None
 
     def set_alarm(self, at: float) -> bool:
-        """Set the timer; return False if the waiter's loop is closed."""
         if self.alarm_at == at:
             return not self.wakeup.is_lost
         self.alarm_at = at

@@ -8,16 +8,12 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
-from ensemble_ray.llm.failures import (
-    CallFailure,
-    CallOrigin,
-    build_provider_error,
-    delay_before_retry,
-    failure_in_success,
-)
+from ensemble_ray.errors.bodies import read_error_body
+from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error, delay_before_retry
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.request import (
     MessageRoles,
@@ -27,24 +23,26 @@ from ensemble_ray.llm.protocol.request import (
     is_refused_role,
     is_refused_schema,
 )
-from ensemble_ray.llm.protocol.stream import STREAM_END, SseParser, StreamAssembler, begin_of_body, is_event_stream
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.protocol.wire import (
     ERROR_BODY_BYTES,
+    STREAM_END,
     AnswerFailedError,
     AnswerLimits,
+    SseParser,
+    StreamAssembler,
     TooMuchError,
     WireError,
+    begin_of_body,
     decode_completion,
+    is_event_stream,
 )
 from ensemble_ray.process.context import current_effect_key, current_traceparent
 from ensemble_ray.values.messages import ChatResponse, Reasoning
 
 #: A long answer of a large model takes minutes.
 DEFAULT_TIMEOUT_S = 600.0
-#: Header by which a server recognizes a repeated request.
 IDEMPOTENCY_KEY = "Idempotency-Key"
-#: W3C's header with the span of a request.
 TRACEPARENT = "traceparent"
 #: URLs that refused `stream_options`; this process does not send it there again.
 _without_usage: set[str] = set()
@@ -53,26 +51,21 @@ R = TypeVar("R")
 
 
 class Transport(Protocol):
-    """Sends the bytes of a request and reads the answer. The default one is the module `transport`."""
+    """Sends a request and reads the answer, whole or as a stream. The default is the module `transport`."""
 
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
-    ) -> Awaitable[Answered]:
-        """Send a body and read the whole answer."""
-        ...
+    ) -> Awaitable[Answered]: ...
 
     def open_stream(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
-    ) -> contextlib.AbstractAsyncContextManager[tuple[Answered, AsyncIterator[bytes]]]:
-        """Send a body and read the answer as it arrives."""
-        ...
+    ) -> contextlib.AbstractAsyncContextManager[tuple[Answered, AsyncIterator[bytes]]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """The target of a call; created for each call, since it depends on the environment."""
 
-    #: URL of the chat-completions resource
     url: str
     model: str
     key: str = field(repr=False)
@@ -90,7 +83,10 @@ class Endpoint:
         while True:
             body = search.body
             try:
-                response = await (self._send(body) if offer is None else offer.answer(self._send, body, self.origin))
+                if offer is None:
+                    response = await self._send(body, self._decode)
+                else:
+                    response = await offer.answer(partial(self._send, read=self._decode), body, self.origin)
             except CallFailedError as failed:
                 if search.adapt(failed.failure):
                     continue
@@ -102,26 +98,14 @@ class Endpoint:
 
     async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
         """Return the decoded answer of another resource; `read` decodes its body, or raises `WireError`."""
-
-        async def send() -> R:
-            answered = await self._post(body)
-            try:
-                return read(answered.body)
-            except WireError as error:
-                raise CallFailedError(_unusable(answered, error)) from None
-
         try:
-            return await self._retry(send, has_schema=False)
+            return await self._send(body, read)
         except CallFailedError as failed:
             error = await build_provider_error(failed.failure, self.origin)
         raise error
 
     async def stream(self, body_with: Callable[[MessageRoles, bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
-        """Yield fragments of reasoning (`Reasoning`) and text, then the whole answer.
-
-        `body_with` returns the body, with messages under roles, with or without a request for usage, because some
-        servers refuse such a request.
-        """
+        """Yield fragments, then the whole answer. `body_with` takes the roles, and whether to request usage."""
         attempt = 0
         search = RoleSearch(
             lambda roles: body_with(roles, self.url not in _without_usage), self.origin, self.system_role
@@ -169,32 +153,39 @@ class Endpoint:
         sent = {IDEMPOTENCY_KEY: key} if key else {}
         return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
 
-    async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        async def send() -> ChatResponse:
-            return self._decode(await self._post(body))
+    async def _send(self, body: bytes, read: Callable[[bytes], R], *, has_schema: bool = False) -> R:
+        """Send a request, with retries, and return the decoded answer; with `has_schema`, a refused schema is final."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                answered = await self.transport.post(
+                    self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
+                )
+            except CallFailedError as failed:
+                failure = failed.failure
+            else:
+                refusal = answered.failure
+                if refusal is None:
+                    try:
+                        return read(answered.body)
+                    except (WireError, TooMuchError) as error:
+                        refusal = _unusable(answered, error)
+                failure = refusal
+            delay_s = self._delay(failure, attempt)
+            if delay_s is None or (has_schema and is_refused_schema(failure)):
+                raise CallFailedError(failure)
+            await asyncio.sleep(delay_s)
 
-        return await self._retry(send, has_schema=has_schema)
-
-    async def _post(self, body: bytes) -> Answered:
-        answered = await self.transport.post(
-            self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
-        )
-        if answered.failure is not None:
-            raise CallFailedError(answered.failure)
-        return answered
-
-    def _decode(self, answered: Answered) -> ChatResponse:
-        try:
-            if not is_event_stream(begin_of_body(answered.body)):
-                return decode_completion(answered.body, self.limits, self.sender)
-            assembler, parser = StreamAssembler(self.limits, self.sender), SseParser(self.limits)
-            for data in chain(parser.feed(answered.body), parser.finish()):
-                assembler.feed_data(data)
-                if data.strip() == STREAM_END:
-                    break
-            return assembler.finish()
-        except (WireError, TooMuchError) as error:
-            raise CallFailedError(_unusable(answered, error)) from None
+    def _decode(self, body: bytes) -> ChatResponse:
+        if not is_event_stream(begin_of_body(body)):
+            return decode_completion(body, self.limits, self.sender)
+        assembler, parser = StreamAssembler(self.limits, self.sender), SseParser(self.limits)
+        for data in chain(parser.feed(body), parser.finish()):
+            assembler.feed_data(data)
+            if data.strip() == STREAM_END:
+                break
+        return assembler.finish()
 
     async def _stream(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
         async with self.transport.open_stream(
@@ -202,18 +193,19 @@ class Endpoint:
         ) as (head, received):
             if head.failure is not None:
                 raise CallFailedError(head.failure)
-            answered, pieces = await self._read_whole(head, received)
-            if answered.body:
-                # The server does not stream; the whole answer is one fragment.
-                whole = self._decode(answered)
-                if whole.reasoning:
-                    yield Reasoning(whole.reasoning)
-                if whole.text:
-                    yield whole.text
-                yield whole
-                return
-            assembler = StreamAssembler(self.limits, self.sender)
+            answered = head
             try:
+                answered, pieces = await self._read_whole(head, received)
+                if answered.body:
+                    # The server does not stream; the whole answer is one fragment.
+                    whole = self._decode(answered.body)
+                    if whole.reasoning:
+                        yield Reasoning(whole.reasoning)
+                    if whole.text:
+                        yield whole.text
+                    yield whole
+                    return
+                assembler = StreamAssembler(self.limits, self.sender)
                 async for data in _stream_events(pieces, self.limits):
                     fragment = assembler.feed_data(data)
                     if assembler.reasoning_fragment:
@@ -230,40 +222,25 @@ class Endpoint:
     ) -> tuple[Answered, AsyncIterator[bytes]]:
         """Return the body if the answer is no event stream (S-LLM-12), otherwise the pieces of the stream."""
         begin, is_stream = b"", None
-        try:
-            async for piece in pieces:
-                begin = begin_of_body(begin + piece)
-                is_stream = is_event_stream(begin)
-                if is_stream is not None:
-                    break
-            if is_stream:
+        async for piece in pieces:
+            begin = begin_of_body(begin + piece)
+            is_stream = is_event_stream(begin)
+            if is_stream is not None:
+                break
+        if is_stream:
 
-                async def whole_stream() -> AsyncGenerator[bytes]:
-                    yield begin
-                    async for piece in pieces:
-                        yield piece
+            async def whole_stream() -> AsyncGenerator[bytes]:
+                yield begin
+                async for piece in pieces:
+                    yield piece
 
-                return answered, whole_stream()
-            received = bytearray(begin)
+            return answered, whole_stream()
+        received = bytearray(begin)
+        self.limits.check_body(len(received))
+        async for piece in pieces:
+            received += piece
             self.limits.check_body(len(received))
-            async for piece in pieces:
-                received += piece
-                self.limits.check_body(len(received))
-        except TooMuchError as error:
-            raise CallFailedError(_unusable(answered, error)) from None
         return replace(answered, body=bytes(received)), pieces
-
-    async def _retry(self, send: Callable[[], Awaitable[R]], *, has_schema: bool) -> R:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return await send()
-            except CallFailedError as failed:
-                delay_s = self._delay(failed.failure, attempt)
-                if delay_s is None or (has_schema and is_refused_schema(failed.failure)):
-                    raise
-            await asyncio.sleep(delay_s)
 
     def _delay(self, failure: CallFailure, attempt: int) -> float | None:
         is_final = failure.is_lasting or failure.error_body.is_out_of_credit or is_refused_role(failure)
@@ -278,7 +255,6 @@ class Endpoint:
 
 
 async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Yield the data of the stream's events, including its end mark."""
     parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):
@@ -290,9 +266,17 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 
 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
+    """Return the failure of an answer with a successful status; a provider's error in it may name another status."""
     if isinstance(error, AnswerFailedError):
         return CallFailure(reason=str(error), is_broken_off=True)
     provider_error = error.provider_error if isinstance(error, WireError) else b""
     body = (provider_error or answered.body)[:ERROR_BODY_BYTES]
-    is_from_provider = bool(provider_error)
-    return failure_in_success(answered.status, body, answered.headers, str(error), is_from_provider=is_from_provider)
+    named = read_error_body(body).status if provider_error else None
+    return CallFailure(
+        status=named or answered.status,
+        http_status=None if named is None else answered.status,
+        body=body,
+        headers={name.lower(): value for name, value in answered.headers.items()},
+        reason=str(error),
+        is_from_provider=bool(provider_error),
+    )

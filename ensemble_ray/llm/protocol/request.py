@@ -33,7 +33,6 @@ _NEGATIVE = re.compile(rb"\bnot\b|n't|cannot|unsupported|invalid|unexpected|unkn
 
 #: Statuses of a refusal of a schema; 404 is the answer of a router that knows no model with schemas.
 _SCHEMA_REFUSALS = frozenset({400, 404, 422, 501})
-#: Names of the mode in the text of a refusal, in lower case.
 _SCHEMA_MODE = (b"response_format", b"json_schema", b"structured output")
 #: The endpoint supports schemas, but not this one.
 _INVALID_SCHEMA = b"invalid schema"
@@ -51,7 +50,6 @@ _TOOL_OPTIONS = frozenset(
         "tool_stream",
     }
 )
-#: Choices that do not force a tool call.
 _FREE_CHOICES = ("auto", "none")
 
 # State of this process, by place: endpoint and model.
@@ -60,7 +58,6 @@ _FREE_CHOICES = ("auto", "none")
 _accepted_roles: dict[str, MessageRoles] = {}
 #: places, and places with a schema's digest, that refused schemas
 _refused: set[str] = set()
-#: places that accepted a schema
 _accepting: set[str] = set()
 
 
@@ -73,7 +70,6 @@ class MessageRoles:
     are_merged: bool = False
 
     def arrange(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """Return the conversation under these roles; the same sequence if they change no message."""
         if self == MessageRoles():
             return messages
         arranged: list[ChatMessage] = []
@@ -83,9 +79,11 @@ class MessageRoles:
             # The protocol has the role `developer`, although `Role` does not.
             sent = replace(message, role=cast("Role", self.system)) if is_system else message
             joins = self.are_merged or (self.system == "user" and (is_system or follows_system))
-            if joins and arranged and _can_merge(arranged[-1], sent):
-                texts = (arranged[-1].content, sent.content)
-                arranged[-1] = replace(arranged[-1], content="\n\n".join(text for text in texts if text))
+            last = arranged[-1] if arranged and joins else None
+            can_merge = last is not None and last.role == sent.role != "tool" and last.name == sent.name
+            if last is not None and can_merge and not (last.tool_calls or sent.tool_calls):
+                texts = (last.content, sent.content)
+                arranged[-1] = replace(last, content="\n\n".join(text for text in texts if text))
             else:
                 arranged.append(sent)
             follows_system = is_system
@@ -93,10 +91,7 @@ class MessageRoles:
 
 
 class RoleSearch:
-    """One request, sent under other roles if the endpoint refuses them.
-
-    `declared` is the user's role of system messages; None: the first refusal decides.
-    """
+    """One request, sent under other roles if the endpoint refuses them, except the user's `declared` role."""
 
     def __init__(
         self, encode: Callable[[MessageRoles], bytes], origin: CallOrigin, declared: SystemRole | None
@@ -110,11 +105,10 @@ class RoleSearch:
 
     @property
     def body(self) -> bytes:
-        """The request's body under the current roles."""
         return self._encode(self._roles)
 
     def adapt(self, failure: CallFailure) -> bool:
-        """Choose other roles after a failure; return False if no others can help."""
+        """Choose other roles after a failure; return False if none can help."""
         if not is_refused_role(failure):
             return False
         alternates = self._roles.are_merged or _ALTERNATING.search(_text_of(failure)) is not None
@@ -129,7 +123,6 @@ class RoleSearch:
         return False
 
     def succeed(self) -> None:
-        """Store the roles that the endpoint accepted after a refusal."""
         if self._refusal is None:
             return
         if _accepted_roles.get(self._place) != self._roles:
@@ -147,7 +140,6 @@ class RoleSearch:
 
 
 def is_refused_role(failure: CallFailure) -> bool:
-    """Whether a request may have failed because of the roles of its messages."""
     status = failure.status
     if status is None or (status >= _CLIENT_ERROR and status not in _ROLE_REFUSALS):
         return False
@@ -159,19 +151,8 @@ def _text_of(failure: CallFailure) -> bytes:
     return failure.body.lower() + failure.reason.lower().encode()
 
 
-def _can_merge(first: ChatMessage, second: ChatMessage) -> bool:
-    return (
-        first.role == second.role != "tool"
-        and first.name == second.name
-        and not first.tool_calls
-        and not second.tool_calls
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Encoded members of requests, without braces."""
-
     always: bytes
     with_tools: bytes = b""
     #: with tools, after the first tool result (S-LLM-26)
@@ -179,10 +160,7 @@ class RequestOptions:
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, object], what: str) -> RequestOptions:
-        """Encode the user's options. Those about tools are members of requests with tools only (S-LLM-25).
-
-        `what` is the name of the model's class in errors.
-        """
+        """Encode the user's options; those about tools are for requests with tools only (S-LLM-25)."""
         for name in sorted(_OWN_MEMBERS & options.keys()):
             raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
         for name, value in options.items():
@@ -230,17 +208,13 @@ def _free_choice(choice: object) -> object:
 
 
 class Send(Protocol):
-    """Sends a request."""
+    """Sends a request and returns the answer. With `has_schema`, it does not retry after a refusal of the schema."""
 
-    async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        """Return the answer. With `has_schema`, do not retry after a refusal of the schema."""
-        ...
+    async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOffer:
-    """A schema of the answer, for endpoints that support schemas."""
-
     schema: JsonSchema
     #: the user says that the endpoint supports schemas; otherwise the first call decides
     is_declared: bool = False
@@ -276,7 +250,6 @@ class SchemaOffer:
 
 
 def is_refused_schema(failure: CallFailure) -> bool:
-    """Whether a request may have failed because of its schema, so that a request without it may succeed."""
     if failure.error_body.is_bad_generation or failure.error_body.is_out_of_credit:
         return False
     if failure.status in _SCHEMA_REFUSALS:

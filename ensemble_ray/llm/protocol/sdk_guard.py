@@ -6,8 +6,7 @@ HTTP client keeps the limits instead, for the calls of this library alone.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from openai import OpenAIError
 from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.transport import RedirectRefusedError, follow_redirect, is_redirect
 from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits
+from ensemble_ray.process.context import ScopedVariable
 from ensemble_ray.text.unpacking import bound_response
 
 _FAILED = 400
@@ -40,18 +40,13 @@ class _GuardedCall:
 _guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_guarded_call", default=None)
 
 
-@contextmanager
-def guard_answers(limits: AnswerLimits, *, stream: bool) -> Generator[None]:
-    """Apply the limits to answers of guarded clients in the block; `stream` selects the limits of streams."""
-    token = _guarded_call.set(_GuardedCall(limits, stream))
-    try:
-        yield
-    finally:
-        _guarded_call.reset(token)
+def guard_answers(limits: AnswerLimits, *, stream: bool) -> AbstractContextManager[None]:
+    """Apply the limits to answers of guarded clients in a block; `stream` selects the limits of streams."""
+    return ScopedVariable(_guarded_call, _GuardedCall(limits, stream))
 
 
 def guard(client: Any) -> None:
-    """Add the hook to an HTTP client of the package or of the user; it has no effect outside `guard_answers`."""
+    """Add the hook to an HTTP client; it has no effect outside `guard_answers`."""
     hooks: dict[str, list[object]] = client.event_hooks
     if _guard_response not in hooks["response"]:
         # The first hook, so that the limits also apply to the user's hooks.

@@ -1,8 +1,4 @@
-"""The `openai` package's client as a transport, for options that only the client supports.
-
-Organizations, identity providers and custom HTTP clients work this way. Requests, limits and decoding of answers are
-the same as with the default transport.
-"""
+"""The `openai` package's client as a transport, for organizations, identity providers and custom HTTP clients."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ _PATH = "/chat/completions"
 
 
 class SdkClients:
-    """The clients of one model, one per event loop, created on first use; they are not pickled."""
+    """The clients of one model, one per event loop; they are not pickled."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self._options = dict(options)
@@ -59,25 +55,28 @@ class SdkClients:
 
 @dataclass(frozen=True, slots=True)
 class SdkTransport:
-    """A `Transport` through a client of the package."""
-
     clients: SdkClients
     connection: Mapping[str, object]
 
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
     ) -> Answered:
-        async with self._open(url, body, headers, timeout_s, limits, stream=False) as (answered, _):
+        async with self.open_stream(url, body, headers, timeout_s=timeout_s, limits=limits, stream=False) as (
+            answered,
+            _,
+        ):
             return answered
 
-    def open_stream(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
-    ) -> contextlib.AbstractAsyncContextManager[tuple[Answered, AsyncIterator[bytes]]]:
-        return self._open(url, body, headers, timeout_s, limits, stream=True)
-
     @contextlib.asynccontextmanager
-    async def _open(
-        self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, limits: AnswerLimits, *, stream: bool
+    async def open_stream(
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        limits: AnswerLimits,
+        stream: bool = True,
     ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
         resource, _, query = url.partition("?")
         connection = {"base_url": resource.removesuffix(_PATH), "timeout": timeout_s, **self.connection}
@@ -171,7 +170,7 @@ def _failures() -> Generator[None]:
 
 
 def _failure_of(error: APIError) -> CallFailure:
-    """Convert an error of the package. Its text may contain a key; the failure's does not."""
+    """Convert an error of the package, without its text, which may contain a key."""
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
     if isinstance(error, APIConnectionError):

@@ -39,16 +39,13 @@ _KEEP_ALIVE_S = 4.0
 _CONNECT_TIMEOUT_S = 30.0
 #: aiohttp warns about larger bodies in one piece.
 _LARGE_BODY_BYTES = 2**20
-#: Longest wait for the end of the body after a stream's end mark.
 _END_OF_BODY_S = 0.5
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _LIMITS = AnswerLimits()
-#: Most redirects of one request.
 MOST_REDIRECTS = 3
 #: Only these keep method and body; the others would turn the request into a GET.
 _REDIRECTS_WITH_BODY = frozenset({307, 308})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-#: Characters of a URL in an error.
 _URL_LENGTH = 200
 
 #: server -> when its last stream was read to the end, monotonic s
@@ -73,7 +70,6 @@ class Answered:
 
     @property
     def failure(self) -> CallFailure | None:
-        """The failure that the status means; None for success."""
         if self.status < 400:  # noqa: PLR2004  HTTP's own classes
             return None
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -83,8 +79,8 @@ class Answered:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> Answered:
-    """Send a body and read the whole answer; raise `CallFailedError` if there is none, or it exceeds a limit."""
-    session = _session(url, once=False) or await _new_session(url, once=False)
+    """Send a body and read the whole answer; raise `CallFailedError` if there is none."""
+    session = await _session(url, once=False)
     timeout = _timeout(min(timeout_s, limits.time_s), streaming=False, total_s=None)
     try:
         async with await _answer(session, url, body, headers, timeout) as response:
@@ -97,13 +93,10 @@ async def post(
 async def open_stream(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
-    """Send a body; yield the answer's status, with the body of a failure, and the pieces of a successful body.
-
-    `timeout_s` limits the silence between pieces; the limits apply to the whole answer.
-    """
+    """Send a body; yield the head, with the body of a failure, and the pieces of a successful body."""
     server = _server_of(url)
     once = server in _closing
-    session = _session(url, once=once) or await _new_session(url, once=once)
+    session = await _session(url, once=once)
     status: int | None = None
     timeout = _timeout(timeout_s, streaming=True, total_s=limits.time_s)
     try:
@@ -132,51 +125,40 @@ async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
 async def _answer(
     session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
 ) -> aiohttp.ClientResponse:
-    """Send a body, follow redirects within the origin (S-SEC-54), and return the response with an unread body."""
-    followed = 0
-    while is_redirect((response := await _send(session, url, body, headers, within)).status):
-        async with response:
-            try:
-                location = response.headers.get("Location")
-                url = follow_redirect(url, response.status, location, followed=followed)
-            except RedirectRefusedError as error:
-                raise CallFailedError(CallFailure(status=response.status, reason=str(error))) from None
-        followed += 1
-    return response
-
-
-async def _send(
-    session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
-) -> aiohttp.ClientResponse:
-    """Send a body and wait for the head of the answer.
+    """Send a body, follow redirects within the origin (S-SEC-54), and return the response with an unread body.
 
     Some servers close the connection after a stream without notice, and the next request on it is lost. Such a request
     is sent again under the same key, and from then on streams of that server close their connection (S-STR-12).
     """
     import aiohttp
 
-    server = _server_of(url)
-    streamed_at = _streamed_at.get(server)
-    # A connection is closed after an idle time of `_KEEP_ALIVE_S`, so a later one has carried no stream.
-    is_after_stream = streamed_at is not None and time.monotonic() - streamed_at < _KEEP_ALIVE_S + 1
-    may_be_closed = is_after_stream and server not in _closing
-
-    async def send() -> aiohttp.ClientResponse:
+    followed = 0
+    while True:
+        server = _server_of(url)
+        streamed_at = _streamed_at.get(server)
+        # A connection is closed after an idle time of `_KEEP_ALIVE_S`, so a later one has carried no stream.
+        is_after_stream = streamed_at is not None and time.monotonic() - streamed_at < _KEEP_ALIVE_S + 1
+        may_be_closed = is_after_stream and server not in _closing
         data = body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)
-        return await session.post(url, data=data, headers=headers, timeout=within, allow_redirects=False)
-
-    try:
-        return await send()
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-        # A `ClientConnectorError` means that there was no connection.
-        if not may_be_closed or isinstance(error, aiohttp.ClientConnectorError):
-            raise
-    _closing.add(server)
-    return await send()
+        try:
+            response = await session.post(url, data=data, headers=headers, timeout=within, allow_redirects=False)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            # A `ClientConnectorError` means that there was no connection.
+            if not may_be_closed or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            _closing.add(server)
+            continue
+        if not is_redirect(response.status):
+            return response
+        async with response:
+            try:
+                url = follow_redirect(url, response.status, response.headers.get("Location"), followed=followed)
+            except RedirectRefusedError as error:
+                raise CallFailedError(CallFailure(status=response.status, reason=str(error))) from None
+        followed += 1
 
 
 async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes:
-    """Read the whole body, or the start of a failure's body."""
     received = bytearray()
     async for piece in response.content.iter_any():
         received += piece
@@ -240,22 +222,20 @@ def _timeout(timeout_s: float, *, streaming: bool, total_s: float | None) -> aio
 # Sessions.
 
 
-def _session(url: str, *, once: bool) -> aiohttp.ClientSession | None:
+async def _session(url: str, *, once: bool) -> aiohttp.ClientSession:
     """Return the running loop's session for a URL; `once` selects a session without connection reuse."""
-    return _sessions[_is_local(url), once].get()
-
-
-async def _new_session(url: str, *, once: bool) -> aiohttp.ClientSession:
+    is_local = _is_local(url)
+    sessions = _sessions[is_local, once]
+    if (session := sessions.get()) is not None:
+        return session
     if "aiohttp" not in sys.modules:
         await threads.run(importlib.import_module, "aiohttp")  # it takes a fifth of a second of CPU
     from urllib.request import getproxies
 
     import aiohttp
 
-    session = _session(url, once=once)  # another caller may have created it during the import
-    if session is not None:
+    if (session := sessions.get()) is not None:  # another caller has created it during the import
         return session
-    is_local = _is_local(url)
     if once:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=300)
     else:
@@ -265,7 +245,7 @@ async def _new_session(url: str, *, once: bool) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=not is_local and bool(getproxies()),  # no proxy for this machine
     )
-    return _sessions[is_local, once].put(session)
+    return sessions.put(session)
 
 
 @lru_cache(maxsize=256)
@@ -280,10 +260,7 @@ def _server_of(url: str) -> str:
 
 
 class PerLoop(Generic[T]):
-    """One resource per running event loop.
-
-    `close` closes a resource in its loop. `drop` drops a resource if its loop was closed without a shutdown.
-    """
+    """One resource per event loop: `close` closes it in its loop, `drop` drops it after the loop is closed."""
 
     def __init__(self, close: Callable[[T], Awaitable[object]], drop: Callable[[T], object] | None = None) -> None:
         self._close = close
@@ -320,12 +297,11 @@ def _closers_of(loop: asyncio.AbstractEventLoop) -> list[_Closer]:
     entry = _closers.get(loop)
     if entry is None:
         closers: list[_Closer] = []
-        generator = _run_at_end(closers)
+        generator = _close_at_end(closers)
         # One step registers the generator with the loop; it suspends at its first yield without waiting.
         with contextlib.suppress(StopIteration):
             generator.asend(None).send(None)
         entry = _closers[loop] = (closers, generator)
-    return entry[0]
     return entry[0]
 
 
@@ -334,7 +310,7 @@ _closers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[list[_Close
 )
 
 
-async def _run_at_end(closers: list[_Closer]) -> AsyncGenerator[None]:
+async def _close_at_end(closers: list[_Closer]) -> AsyncGenerator[None]:
     try:
         yield
     finally:
@@ -357,7 +333,7 @@ def _begin_without_loops() -> None:
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Close the resources of running loops in other threads, so that their ends log no warnings."""
+    """Close the resources of running loops in other threads, so that they log no warnings."""
     for loop, (closers, _) in list(_closers.items()):
         if loop.is_running() and closers:
             with contextlib.suppress(Exception):
@@ -400,8 +376,8 @@ def follow_redirect(url: str, status: int, location: str | None, *, followed: in
         ) from None
     if origin != here:
         raise RedirectRefusedError(
-            f"it redirects (HTTP {status}) to another origin, {one_line(_format_origin(origin), _URL_LENGTH)}, where neither prompt "
-            "nor key was sent. Set `base_url` to it if this is intended"
+            f"it redirects (HTTP {status}) to another origin, {one_line(_format_origin(*origin), _URL_LENGTH)}, where "
+            "neither prompt nor key was sent. Set `base_url` to it if this is intended"
         )
     return target
 
@@ -410,7 +386,6 @@ def _origin(parts: SplitResult) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme)
 
 
-def _format_origin(origin: tuple[str, str, int | None]) -> str:
-    scheme, host, port = origin
+def _format_origin(scheme: str, host: str, port: int | None) -> str:
     place = f"[{host}]" if ":" in host else host
     return f"{scheme}://{place}" + ("" if port == _DEFAULT_PORTS.get(scheme) else f":{port}")

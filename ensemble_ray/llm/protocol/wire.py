@@ -1,29 +1,36 @@
-"""The chat-completions protocol as bytes: encoding of requests, and decoding of whole answers.
+"""The chat-completions protocol as bytes: encoding of requests, and decoding of whole and streamed answers.
 
 A conversation grows by two messages per turn of a tool loop, and each request contains all of it, so encoded messages
 are cached. Decoding checks the form of an answer only; the arguments of tool calls stay the model's text. Decoding
-raises no other error than `WireError`, for any content of an answer.
+raises no other error than `WireError` and `TooMuchError`, for any content of an answer.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.text.foreign_text import one_line, whole_text
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import (
+    STREAM_CUT,
+    ChatMessage,
+    ChatResponse,
+    ProviderFields,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+)
 
 #: A hundred thousand tokens are half a MiB of text; log probabilities add twenty times as much.
 DEFAULT_ANSWER_BYTES = 16 * 2**20
 #: Each token of a stream has an envelope of 200 to 300 bytes.
 _STREAM_FACTOR = 4
-#: Default of the longest time of a whole streamed answer, s.
 DEFAULT_ANSWER_TIME_S = 3600.0
 #: Bytes of a failure's body that are read; the connection is closed with the rest.
 ERROR_BODY_BYTES = 64 * 2**10
@@ -31,11 +38,8 @@ ERROR_BODY_BYTES = 64 * 2**10
 MOST_EVENTS = 1_000_000
 #: Most tool calls of an answer; endpoints allow 128 tools.
 MOST_TOOL_CALLS = 1_000
-#: A larger number of tokens is an error.
 _MOST_TOKENS = 10**9
-#: Characters of an answer in an error.
 _SHOWN = 200
-#: Characters of a `finish_reason`; the protocol's are shorter.
 _LONGEST_REASON = 64
 #: A first turn is a system and a user message. Most conversations end there, so it is not cached.
 _FIRST_TURN = 2
@@ -86,7 +90,6 @@ class AnswerLimits:
 
     @property
     def stream_bytes(self) -> int:
-        """Longest stream, including envelopes."""
         return _STREAM_FACTOR * self.body_bytes
 
     def check_body(self, received_bytes: int) -> None:
@@ -98,7 +101,6 @@ class AnswerLimits:
             raise TooMuchError(_beyond(self.stream_bytes, "a stream"))
 
     def check_event(self, held_bytes: int) -> None:
-        """Check the length of an event, or of a line without an end."""
         if held_bytes > self.body_bytes:
             raise TooMuchError(_beyond(self.body_bytes, "one event of a stream"))
 
@@ -112,7 +114,6 @@ class AnswerLimits:
 
     @property
     def too_late(self) -> str:
-        """Text of the error for an answer that was not complete in time."""
         return (
             f"it was not complete after {self.time_s:g} s, the limit of a whole answer. Raise `max_answer_time` if its "
             "answers take that long"
@@ -130,11 +131,7 @@ _LIMITS = AnswerLimits()
 
 
 class WireError(ValueError):
-    """An answer is not one of the protocol, or it is the provider's error.
-
-    Attributes:
-        provider_error: The provider's error in a successful answer, as JSON `{"error": ...}`; otherwise empty.
-    """
+    """An answer is not one of the protocol, or contains the provider's error, which is in `provider_error` as JSON."""
 
     provider_error = b""
 
@@ -147,10 +144,7 @@ class AnswerFailedError(WireError):
 
 
 class EncodedPieces:
-    """Cache of encoded messages and tool specs by identity, bounded in bytes; the oldest are evicted first.
-
-    The values are immutable, and the cache refers to them, so that their ids stay unique.
-    """
+    """Cache of encoded messages and tools by identity, bounded in bytes; it refers to them, so that ids stay unique."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -212,7 +206,7 @@ def encode_request(
 
 
 def json_bytes(value: object) -> bytes:
-    """Return compact JSON as UTF-8; lone surrogates are replaced by U+FFFD (S-SEC-56)."""
+    """Return compact JSON as UTF-8; lone surrogates become U+FFFD (S-SEC-56)."""
     text = _encode(value)
     try:
         return text.encode()
@@ -221,11 +215,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
-    """Return the forms of all messages.
-
-    Each tool call of the conversation gets a unique id, and each result the id of its call (S-LLM-10). New ids have nine
-    letters and digits, which all providers accept.
-    """
+    """Return the forms of all messages; calls without a unique id get one of nine characters (S-LLM-10)."""
     forms: list[_Form] = []
     used: set[str] = set()
     #: model's id -> sent ids of calls without a result
@@ -265,10 +255,14 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
         if not (message.content or "").strip():
             data["content"] = None  # strict servers refuse an empty text (S-LLM-9)
         more = () if fields is None else fields.tool_calls
-        data["tool_calls"] = [
-            _call_data(call, sent, _object_in(more[number]) if number < len(more) else {})
-            for number, (call, sent) in enumerate(zip(message.tool_calls, ids, strict=True))
-        ]
+        calls: list[dict[str, object]] = []
+        for number, (call, sent) in enumerate(zip(message.tool_calls, ids, strict=True)):
+            own = _object_in(more[number]) if number < len(more) else {}
+            function = own.get("function")
+            inner = _without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
+            members = {"name": call.name, "arguments": _arguments(call), **inner}
+            calls.append({"id": sent, "type": "function", "function": members, **_without(own, _OF_CALL)})
+        data["tool_calls"] = calls
     elif message.content is None:
         data["content"] = ""
     if message.tool_call_id is not None:
@@ -277,13 +271,6 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
         # Strict servers refuse a name of the role tool.
         data["name"] = message.name
     return data
-
-
-def _call_data(call: ToolCall, sent_id: str, fields: Mapping[str, Any]) -> dict[str, object]:
-    function: object = fields.get("function")
-    inner = _without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
-    members = {"name": call.name, "arguments": _arguments(call), **inner}
-    return {"id": sent_id, "type": "function", "function": members, **_without(fields, _OF_CALL)}
 
 
 def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
@@ -297,7 +284,6 @@ def members_of_message(message: Mapping[str, object], *, has_calls: bool) -> dic
 
 
 def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
-    """Return the members of a tool call and its function that only the provider knows."""
     inner = _without(entry.get("function") or {}, _OF_FUNCTION)
     return {**_without(entry, _OF_CALL), **({"function": inner} if inner else {})}
 
@@ -305,7 +291,6 @@ def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
 def provider_fields(
     origin: str, message: Mapping[str, object], calls: Sequence[Mapping[str, object]]
 ) -> ProviderFields | None:
-    """Return the members that only the provider knows; None if there are none, or they cannot be encoded."""
     if not message and not any(calls):
         return None
     try:
@@ -344,7 +329,6 @@ def _tool(tool: ToolSpec) -> bytes:
 
 
 def parse_json(raw: bytes | str, what: str = "it") -> object:
-    """Return the value of JSON text; `what` names the text in errors."""
     try:
         return cast("object", json.loads(raw))
     except RecursionError:
@@ -355,7 +339,6 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
 
 
 def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
-    """Return the answer in a response's body; `origin` is its endpoint and model."""
     if not raw.strip():
         raise AnswerFailedError("the answer has no body")
     data = parse_json(raw)
@@ -398,7 +381,6 @@ def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = 
 
 
 def check_end(finish_reason: str | None) -> None:
-    """Raise `AnswerFailedError` if the answer ended with a failure of its provider."""
     if _is_failure(finish_reason):
         raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
 
@@ -415,7 +397,6 @@ def has_failed(body: Mapping[str, Any]) -> bool:
 
 
 def _error_in(body: Mapping[str, Any]) -> object:
-    """Return the provider's error in an answer or in its first choice, or None."""
     if body.get("error"):
         return cast("object", body["error"])
     if body.get("choices") is not None:
@@ -467,7 +448,7 @@ def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) 
 
 
 def text_in(message: Mapping[str, Any]) -> str | None:
-    """Return the text of a message. Some servers send it in parts, or a refusal instead of a text."""
+    """Return the text of a message, which may be in parts, or a refusal."""
     content: object = message.get("content")
     if not content and message.get("refusal"):
         return str(message["refusal"])
@@ -478,7 +459,7 @@ def text_in(message: Mapping[str, Any]) -> str | None:
 
 
 def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning of a message. Endpoints use different names, and some send it twice (S-LLM-3)."""
+    """Return the reasoning of a message; endpoints use different names (S-LLM-3)."""
     for name in ("reasoning_content", "reasoning"):
         text: object = message.get(name)
         if isinstance(text, str) and text:
@@ -506,20 +487,17 @@ def _thought(part: object) -> str:
 
 
 def finish_reason_in(choice: Mapping[str, Any]) -> str | None:
-    """Return why the model stopped; None if the endpoint sends no text."""
     reason: object = choice.get("finish_reason")
     return one_line(reason[:_LONGEST_REASON], None) if isinstance(reason, str) and reason else None
 
 
 def text_of_arguments(arguments: object) -> str:
-    """Return arguments as text; a few servers send an object."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else _encode(arguments)
 
 
 def usage_in(data: object) -> TokenUsage | None:
-    """Return the tokens of an answer; None if the endpoint does not report them."""
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
@@ -530,3 +508,332 @@ def usage_in(data: object) -> TokenUsage | None:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else -1
+
+
+# Streamed answers. Every step takes time in proportion to its bytes, however they are cut.
+
+STREAM_END = b"[DONE]"
+_BOM = b"\xef\xbb\xbf"
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+#: Names of events, and types of objects, that only keep a connection open.
+_PINGS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive", "keep_alive"})
+_CHUNK = "a piece of the stream"
+#: Memory of a line besides its bytes.
+_LINE_BYTES = 64
+#: In these members later texts replace earlier ones; texts of other members are appended.
+_WHOLE_MEMBERS = frozenset({"type", "format", "id", "name", "role", "object", "status"})
+#: In these members a text may continue with an equal piece. In other members a repeated text is a constant.
+_TEXT_MEMBERS = frozenset({
+    "text", "summary", "data", "signature", "thinking", "thought", "thought_signature", "reasoning", "reasoning_content",
+    "reasoning_text",
+})  # fmt: skip
+
+
+def begin_of_body(received: bytes) -> bytes:
+    return received.removeprefix(_BOM).lstrip()
+
+
+def is_event_stream(begin: bytes) -> bool | None:
+    """Whether a body that starts like this is an event stream; None: more bytes decide."""
+    if begin.startswith(_FIELDS):
+        return True
+    return None if any(name.startswith(begin) for name in (*_FIELDS, _BOM)) else False
+
+
+class SseParser:
+    """Parses server-sent events from bytes that are cut anywhere; events without data and pings are skipped."""
+
+    def __init__(self, limits: AnswerLimits = _LIMITS) -> None:
+        self._limits = limits
+        #: pieces of the incomplete line
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        #: lines of the incomplete event
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._is_ping = False
+        self._count = 0
+        self._is_first = True
+        #: whether the last byte was a CR, possibly of a CR LF
+        self._ends_with_cr = False
+
+    def feed(self, received: bytes) -> Iterator[bytes]:
+        """Yield the data of every event that is complete now."""
+        if self._ends_with_cr:
+            received = received.removeprefix(b"\n")
+            self._ends_with_cr = False
+        if b"\r" in received:
+            self._ends_with_cr = received.endswith(b"\r")
+            received = received.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *ended, rest = received.split(b"\n")
+        for line in ended:
+            if self._rest:
+                line = b"".join((*self._rest, line))  # noqa: PLW2901  the whole line
+                self._rest, self._rest_bytes = [], 0
+            yield from self._line(line)
+        if rest:
+            self._rest.append(rest)
+            self._rest_bytes += len(rest) + _LINE_BYTES
+            self._limits.check_event(self._rest_bytes)
+
+    def finish(self) -> Iterator[bytes]:
+        yield from self.feed(b"\n\n")
+
+    def _line(self, line: bytes) -> Iterator[bytes]:
+        if self._is_first:
+            line, self._is_first = line.removeprefix(_BOM), False
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+            self._data_bytes += len(line) + _LINE_BYTES
+            self._limits.check_event(self._data_bytes)
+        elif name == b"event":
+            self._is_ping = value.strip().lower().decode(errors="replace") in _PINGS
+        elif not line:
+            data, is_ping = b"\n".join(self._data), self._is_ping
+            self._data, self._data_bytes, self._is_ping = [], 0, False
+            if data.strip() and not is_ping:
+                self._count += 1
+                self._limits.check_events(self._count)
+                yield data
+
+
+class StreamAssembler:
+    """Assembles the chunks of a streamed answer."""
+
+    def __init__(self, limits: AnswerLimits = _LIMITS, origin: str = "") -> None:
+        self._limits = limits
+        self._origin = origin
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        #: the reasoning in the latest chunk; empty if there is none
+        self.reasoning_fragment = ""
+        #: by index, in order of arrival
+        self._calls: dict[int, list[_Call]] = {}
+        self._call_count = 0
+        self._index_by_id: dict[str, int] = {}
+        self._last_index = -1
+        #: members of the message that only the provider knows, and the bytes of all such pieces
+        self._members = _Object()
+        self._members_bytes = 0
+        #: index of the choice that is read; a request may ask for several
+        self._choice: object = None
+        self._usage: TokenUsage | None = None
+        self._finish_reason: str | None = None
+        self._has_begun = False
+        self._is_ended = False
+
+    def feed_data(self, data: bytes) -> str:
+        """Return the text fragment in one event's data; empty if there is none."""
+        if data.strip() == STREAM_END:
+            self._is_ended, self.reasoning_fragment = True, ""
+            return ""
+        return self.feed(parse_json(data, _CHUNK))
+
+    def feed(self, chunk: object) -> str:
+        self.reasoning_fragment = ""
+        if chunk is None:
+            return ""
+        if not isinstance(chunk, dict):
+            raise not_a_completion(chunk, _CHUNK)
+        body = cast("dict[str, Any]", chunk)
+        # Unlike a whole answer, a chunk is a failure if its error has no status.
+        if has_failed(body) or (body.get("error") and read_error_body(body["error"]).message):
+            raise not_a_completion(body)
+        if "choices" not in body and "usage" not in body:
+            if not _is_ping(body):
+                raise not_a_completion(body)
+            return ""
+        try:
+            return self._read_chunk(body)
+        except FORM_ERRORS as error:
+            if isinstance(error, TooMuchError):
+                raise
+            raise not_a_completion(body) from None
+
+    def _read_chunk(self, body: Mapping[str, Any]) -> str:
+        self._usage = usage_in(body.get("usage")) or self._usage
+        choices = body.get("choices")
+        if not choices:
+            return ""
+        choice = choices[0]
+        if self._choice is None:
+            self._choice = choice.get("index")
+        elif choice.get("index") not in (None, self._choice):
+            return ""
+        self._has_begun = True
+        self._finish_reason = finish_reason_in(choice) or self._finish_reason
+        # Some servers send the whole message as the only piece, others send it again at the end.
+        is_whole = not choice.get("delta")
+        if is_whole:
+            read = {"content": self._text, "refusal": self._text, "tool_calls": self._calls}
+            message: Mapping[str, Any] = choice.get("message") or {}
+            delta = {name: value for name, value in message.items() if not read.get(name, name in self._members)}
+        else:
+            delta = choice["delta"]
+        self.reasoning_fragment = "" if is_whole and self._reasoning else reasoning_in(delta) or ""
+        if self.reasoning_fragment:
+            self._reasoning.append(self.reasoning_fragment)
+        self._add_members(members_of_message(delta, has_calls=True), self._members)
+        entries = delta.get("tool_calls") or ()
+        for position, entry in enumerate(entries):
+            if entry:
+                self._add_call(entry, position if len(entries) > 1 else max(self._last_index, 0))
+        fragment = text_in(delta) or ""
+        if fragment:
+            self._text.append(fragment)
+        return fragment
+
+    def _add_call(self, entry: Mapping[str, Any], position: int) -> None:
+        """Add a piece of a tool call. The first piece has id and name; all have parts of the arguments."""
+        function = entry.get("function") or {}
+        call_id, name = str(entry.get("id") or ""), str(function.get("name") or "")
+        arguments = text_of_arguments(function.get("arguments") or "")
+        index = self._index_of(entry, call_id, name, position)
+        calls = self._calls.setdefault(index, [])
+        if not calls or not calls[-1].is_continued_by(call_id, name, arguments):
+            self._call_count += 1
+            self._limits.check_tool_calls(self._call_count)
+            calls.append(_Call())
+        self._last_index = index
+        call = calls[-1]
+        if call_id and not call.id:
+            call.id = call_id
+            self._index_by_id.setdefault(call_id, index)
+        call.name = call.name or name
+        if arguments:
+            call.arguments.append(arguments)
+        self._add_members(members_of_call(entry), call.members)
+
+    def _index_of(self, entry: Mapping[str, Any], call_id: str, name: str, position: int) -> int:
+        index = entry.get("index")
+        if index is not None:
+            return int(index)
+        # Servers without an index send whole calls, pieces of the last call, or pieces of all calls by position.
+        if call_id in self._index_by_id:
+            return self._index_by_id[call_id]
+        return max(self._calls, default=-1) + 1 if name else position
+
+    def _add_members(self, piece: Mapping[str, object], members: _Object) -> None:
+        if piece:
+            self._members_bytes += len(json_bytes(piece))
+            self._limits.check_event(self._members_bytes)
+            _merge(members, piece)
+
+    def finish(self) -> ChatResponse:
+        """Return the whole answer, or the received part of one that was cut off (S-LLM-8)."""
+        calls = [call for _, under in sorted(self._calls.items()) for call in under]
+        text, is_cut = "".join(self._text), not (self._finish_reason or self._is_ended)
+        if not self._has_begun or (is_cut and not text and not calls):
+            raise AnswerFailedError("the stream ended without a single piece of an answer")
+        check_end(self._finish_reason)
+        try:
+            members = members_of_message(cast("dict[str, object]", _join(self._members)), has_calls=bool(calls))
+            more = [cast("dict[str, object]", _join(call.members)) for call in calls]
+            fields = provider_fields(self._origin, members, more)
+        except RecursionError:  # nested too deeply for the stack
+            fields = None
+        return ChatResponse(
+            text=text if text or not calls else None,
+            tool_calls=tuple(
+                [ToolCall(call.id or f"call_{n}", call.name, "".join(call.arguments)) for n, call in enumerate(calls)]
+            ),
+            usage=self._usage,
+            finish_reason=STREAM_CUT if is_cut else self._finish_reason,
+            reasoning="".join(self._reasoning) or None,
+            provider_fields=fields,
+        )
+
+
+class _Text(list[str]):
+    """Pieces of a text."""
+
+
+class _Object(dict[str, object]):
+    """An object with members that arrive in pieces."""
+
+
+class _Items(list[object]):
+    """A list with items that arrive in pieces; an item with the index of an earlier one continues it."""
+
+    def __init__(self, items: Iterable[object]) -> None:
+        super().__init__()
+        self._places: dict[tuple[object, object], int] = {}
+        self.add(items)
+
+    def add(self, items: Iterable[object]) -> None:
+        for item in items:
+            entry = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+            place = len(self)
+            if isinstance(entry.get("index"), int):
+                place = self._places.setdefault((entry["index"], str(entry.get("type"))), place)
+            if place == len(self):
+                self.append(item)
+            else:
+                self[place] = _merge(self[place], item)
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+    #: members that only the provider knows
+    members: _Object = field(default_factory=_Object)
+    #: whether the arguments were incomplete when a piece looked like the start of another call
+    is_incomplete: bool = False
+
+    def is_continued_by(self, call_id: str, name: str, arguments: str) -> bool:
+        """Whether a piece under the same index belongs to this call (S-LLM-11)."""
+        if name and self.name and name != self.name:
+            return False
+        if call_id and self.id:
+            # Some servers create a new id for every piece, but only the first piece of a call has a name.
+            return call_id == self.id or not (name or (arguments and self.is_complete()))
+        # Calls of one tool without ids: each piece is a whole call.
+        return not (name and self.name and arguments.lstrip().startswith("{") and self.is_complete())
+
+    def is_complete(self) -> bool:
+        """Whether the arguments are a JSON object. Parsed only once, since a stream may ask a million times."""
+        if self.is_incomplete or not self.arguments:
+            return False
+        try:
+            self.is_incomplete = not isinstance(json.loads("".join(self.arguments)), dict)
+        except (ValueError, RecursionError):
+            self.is_incomplete = True
+        return not self.is_incomplete
+
+
+def _merge(before: object, piece: object) -> object:
+    """Return a JSON value with another piece added; `_join` converts it to JSON. The first piece does not change."""
+    if isinstance(piece, str) and isinstance(before, str | _Text):
+        text = before if isinstance(before, _Text) else _Text([before])
+        text.append(piece)
+        return text
+    if isinstance(piece, dict) and isinstance(before, dict):
+        data = before if isinstance(before, _Object) else _Object(cast("dict[str, object]", before))
+        for name, value in cast("dict[str, object]", piece).items():
+            if value is None:
+                continue
+            is_constant = isinstance(value, str) and name not in _TEXT_MEMBERS and value == data.get(name)
+            data[name] = value if is_constant or name in _WHOLE_MEMBERS else _merge(data.get(name), value)
+        return data
+    if isinstance(piece, list) and isinstance(before, list) and not isinstance(before, _Text):
+        items = before if isinstance(before, _Items) else _Items(cast("list[object]", before))
+        items.add(cast("list[object]", piece))
+        return items
+    return piece
+
+
+def _join(value: object) -> object:
+    if isinstance(value, _Text):
+        return "".join(value)
+    if isinstance(value, _Object):
+        return {name: _join(each) for name, each in value.items()}
+    if isinstance(value, _Items):
+        return [_join(each) for each in value]
+    return value
+
+
+def _is_ping(body: Mapping[str, Any]) -> bool:
+    return not body or not _PINGS.isdisjoint((str(body.get("type")).lower(), str(body.get("event")).lower(), *body))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ensemble_ray.tools.builtin.files import FileReadTool, FileWriteTool
-    from ensemble_ray.tools.builtin.plain import CalculatorTool, DateTimeTool, HumanInputTool, JsonParserTool
+    from ensemble_ray.tools.builtin.offline import CalculatorTool, DateTimeTool, HumanInputTool, JsonParserTool
     from ensemble_ray.tools.builtin.process import ProcessAgentTool
     from ensemble_ray.tools.builtin.web import HttpAgentTool, WebScraperTool, WebSearchProvider, WebSearchTool
 
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CalculatorTool": "plain",
-    "DateTimeTool": "plain",
+    "CalculatorTool": "offline",
+    "DateTimeTool": "offline",
     "FileReadTool": "files",
     "FileWriteTool": "files",
     "HttpAgentTool": "web",
-    "HumanInputTool": "plain",
-    "JsonParserTool": "plain",
+    "HumanInputTool": "offline",
+    "JsonParserTool": "offline",
     "ProcessAgentTool": "process",
     "WebScraperTool": "web",
     "WebSearchProvider": "web",

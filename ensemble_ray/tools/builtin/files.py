@@ -26,8 +26,6 @@ class AccessDeniedError(ValueError):
 
 
 class Sandbox:
-    """One existing directory, and the paths inside it. Another value raises `ValueError`."""
-
     def __init__(self, base_dir: str | os.PathLike[str] | None) -> None:
         if base_dir is None:
             raise ValueError("base_dir must not be None")
@@ -41,10 +39,7 @@ class Sandbox:
         return Path(self._base)
 
     def resolve(self, path: str) -> Path:
-        """Return the real location of a path, which need not exist.
-
-        It raises `AccessDeniedError` if the path is outside as written (S-BIT-21) or after links are followed (S-BIT-22).
-        """
+        """Return the real location of a path, or raise `AccessDeniedError` (S-BIT-21, S-BIT-22)."""
         # resolved in each call: on another machine the base may be a link to another place
         base = os.path.realpath(self._base)
         written = os.path.normpath(os.path.join(self._base, path))  # noqa: PTH118  normpath folds `..` by text alone
@@ -171,7 +166,6 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         return ToolResult.success(f"Successfully wrote to: {path}")
 
     def _write(self, path: str, data: bytes) -> int | None:
-        """Write the file; return its previous number of lines, None for a new file."""
         real = self._sandbox.resolve(path)
         if real.exists():
             _ensure_regular(real.stat().st_mode)
@@ -217,12 +211,12 @@ def _ensure_regular(mode: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason without the machine's own path, which does not belong in a prompt."""
+    """Return the reason without the machine's own path."""
     return (error.strerror or message_of(error)) if isinstance(error, OSError) else message_of(error)
 
 
 def _line_count(chunks: Iterable[bytes]) -> int:
-    """Count lines like an editor: a last line without a line feed counts, an empty last line does not."""
+    """Count lines like an editor."""
     line_feeds, last = 0, b"\n"
     for chunk in chunks:
         line_feeds += chunk.count(b"\n")

@@ -21,7 +21,7 @@ from ensemble_ray.process.forks import abandon, new_lock, threads, track
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.builtin import supervisor
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
-from ensemble_ray.tools.waiting import render_value
+from ensemble_ray.tools.user_code import render_value
 
 _DEFAULT_MAX_BYTES = 1_048_576
 #: The generic limit of a tool call comes later than this tool's own limit, which reports more.
@@ -99,7 +99,6 @@ class ProcessAgentTool(AbstractAgentTool):
         self._inherit = inherit if isinstance(inherit, bool) else frozenset(inherit)
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Run the program. If the call is cancelled, the program is killed."""
         if self.require_approval:
             command = " ".join(self._command)
             described = f"Run command: {command}\nInput: {preview(text or '')}"
@@ -153,7 +152,6 @@ def _checked_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _interpret(stdout: str) -> ToolResult:
-    """Return the result of a successful program from its output (S-BIT-62)."""
     try:
         parsed: object = json.loads(stdout) if stdout.startswith("{") else None
     except (ValueError, RecursionError):
@@ -170,7 +168,6 @@ def _interpret(stdout: str) -> ToolResult:
 
 _READ_BYTES = 65_536
 _FIRST_POLL_S, _LAST_POLL_S = 0.001, 0.05
-#: Limit of the supervisor's status of one program.
 _STATUS_BYTES = 64
 _OVER = b"."
 _ERRNO = "errno"
@@ -257,15 +254,17 @@ class ProgramRun:
         self._end_supervisor()
         # a program usually ends together with its streams: poll often at first
         pause_s = _FIRST_POLL_S
-        while not self._is_collected():
+        while True:
+            with self._lock:  # so that `kill` never uses the id of a group that was just freed
+                if self._process is None or self._process.poll() is not None:
+                    return True
             if time.monotonic() >= until:
                 return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
-        return True
 
     def kill(self) -> None:
-        """Kill the program and its children without waiting; a program that has not started cannot start any more."""
+        """Kill the program and its children without waiting; it cannot start any more."""
         with self._lock:
             self._is_over = True
             process = self._process
@@ -286,11 +285,6 @@ class ProgramRun:
                 os.write(lifeline, _OVER)
             os.close(lifeline)
 
-    def _is_collected(self) -> bool:
-        # under the lock, so that `kill` never uses the id of a group that was just freed
-        with self._lock:
-            return self._process is None or self._process.poll() is not None
-
     @property
     def exit_code(self) -> int | None:
         status = self._status.decode()
@@ -300,7 +294,6 @@ class ProgramRun:
 
     @property
     def start_error(self) -> OSError | None:
-        """The supervisor's error if the program could not start."""
         status = self._status.decode()
         if not status.startswith(_ERRNO):
             return None

@@ -29,7 +29,6 @@ _PAGE_HEADERS = {
     "Accept": "text/html,application/xhtml+xml,text/plain;q=0.9,*/*;q=0.5",
 }
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?\s*([\w.:-]{1,64})", re.IGNORECASE)
-#: a page declares its charset in its first bytes
 _META_WITHIN_BYTES = 1024
 
 
@@ -186,8 +185,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
 
 class _KeyedSearch(ABC):
-    """A search service with an API key. Neither results nor errors contain the key."""
-
     provider_name = ""
     default_endpoint = ""
 
@@ -269,7 +266,6 @@ def _objects(value: object) -> list[Mapping[str, object]]:
 
 
 def _format_hits(hits: Sequence[tuple[object, object, object]]) -> str:
-    """Return a numbered list of the hits (S-BIT-33)."""
     blocks: list[str] = []
     for title, url, extract in hits:
         lines = [
@@ -286,7 +282,6 @@ _DEFAULT_MAX_BYTES = 1_048_576
 _ERROR_BODY_CHARACTERS = 200
 #: The generic limit of a tool call comes later than this tool's own limit, which reports more.
 _GRACE_S = 10.0
-#: methods that only read
 _READING = frozenset({"GET", "HEAD"})
 
 
@@ -373,7 +368,12 @@ class HttpAgentTool(AbstractAgentTool):
             joiner = "" if base.endswith(("?", "&")) else "&" if "?" in base else "?"
             url = f"{base}{joiner}input={quote(text, safe='', errors='replace')}{mark}{fragment}"
             return url, headers, b""
-        headers.setdefault("content-type", "application/json" if _is_json(text) else "text/plain; charset=UTF-8")
+        try:
+            from_json(text, allow_inf_nan=False)
+            kind = "application/json"
+        except (ValueError, TypeError):  # TypeError: half of a surrogate pair
+            kind = "text/plain; charset=UTF-8"
+        headers.setdefault("content-type", kind)
         # a model may write half of a surrogate pair, which has no UTF-8 form
         return self._url, headers, text.encode("utf-8", "replace")
 
@@ -403,11 +403,3 @@ def _checked_headers(headers: Mapping[str, str | SecretStr]) -> dict[str, Secret
             raise ValueError(f"HttpAgentTool header '{name}' {flaw}")
         checked[name.lower()] = SecretStr(plain)
     return checked
-
-
-def _is_json(text: str) -> bool:
-    try:
-        from_json(text, allow_inf_nan=False)
-    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
-        return False
-    return True

@@ -37,7 +37,6 @@ class ServerAddress:
     cwd: str | None = None
     url: str = ""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: time limit of opening a session, s
     connect_timeout_s: float = 30.0
     #: whether the session offers elicitation
     has_reviewer: bool = False
@@ -55,7 +54,6 @@ class ServerAddress:
         connect_timeout_s: float,
         max_samples: int,
     ) -> ServerAddress:
-        """Parse an address; raise `ValidationError` if it is invalid, or if an option belongs to the other kind."""
         if server.startswith(_STDIO):
             if headers:
                 raise ValidationError("MCP headers are for a URL: pass secrets of a program by env")
@@ -83,7 +81,6 @@ class ServerAddress:
 
     @property
     def shown(self) -> str:
-        """Name of the server without secrets."""
         if self.command:
             return f"{_STDIO}{self.command[0]}"
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
@@ -110,21 +107,16 @@ _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: 
 class McpDelivery:
     #: messages that the server may have processed
     sent: int = 0
-    #: status of the newest HTTP answer
     status: int | None = None
     #: the server did not process the newest message, because it no longer has the session
     is_forgotten: bool = False
 
 
-#: The delivery state of the current request.
 current_delivery: ContextVar[McpDelivery | None] = ContextVar("ensemble_ray_mcp_delivery", default=None)
 
 
 def is_lost(error: MCPError) -> bool:
-    """Return whether the server is lost; otherwise, the error is its refusal.
-
-    It closed the connection, dropped the session or sent an unreadable answer, or a proxy answered instead.
-    """
+    """Return whether the server is lost; otherwise, the error is its refusal."""
     from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, PARSE_ERROR
 
     delivery = current_delivery.get() or McpDelivery()
@@ -137,8 +129,6 @@ def is_lost(error: MCPError) -> bool:
 
 
 class MessageStream:
-    """A stream of messages as the SDK uses it."""
-
     async def aclose(self) -> None:
         """Close the stream. By default, its transport is closed elsewhere."""
 

@@ -43,7 +43,6 @@ _log = bounded_logger(__name__)
 #: Time for a program to end after the end of its input, and again after SIGTERM, s.
 _GRACE_S = 2.0
 _POLL_S = 0.01
-#: Characters of an invalid line in a log line or error.
 _SHOWN = 200
 _SHELL = "/bin/sh"
 _HAS_SHELL = Path(_SHELL).exists()
@@ -69,7 +68,6 @@ def _release_ends() -> None:
 
 @asynccontextmanager
 async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator[TransportStreams]:
-    """Start a program and end it after the block; without process groups, the SDK does it."""
     if not _HAS_GROUPS:
         name, *arguments = address.command
         parameters = StdioServerParameters(command=name, args=arguments, env=dict(address.env), cwd=address.cwd)
@@ -113,7 +111,7 @@ async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator
 
 @contextmanager
 def _guard(command: Sequence[str]) -> Generator[tuple[Sequence[str], Sequence[int]]]:
-    """Yield the command with its guard, and the file that the guard reads. The guard kills the program after the block."""
+    """Yield the command with its guard, which kills it after the block, and the guard's file."""
     if not _HAS_SHELL:
         yield command, ()
         return
@@ -138,8 +136,12 @@ def _find_program(address: ServerAddress, path: str) -> str:
 
 
 async def _end(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) -> None:
-    """Collect a program after the end of its input; the guard kills the rest of its group."""
-    draining = asyncio.ensure_future(_drain(lines))
+
+    async def drain() -> None:  # a program that blocks on a write does not end
+        while await lines.read(MESSAGE_BYTES):
+            pass
+
+    draining = asyncio.ensure_future(drain())
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if await _has_ended(process):
@@ -160,22 +162,14 @@ async def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-async def _drain(lines: asyncio.StreamReader) -> None:
-    """Read the remaining output: a program that blocks on a write does not end."""
-    while await lines.read(MESSAGE_BYTES):
-        pass
-
-
 class _Received(ReadMessages):
-    """Messages from a program, one per line."""
-
     def __init__(self, lines: asyncio.StreamReader, shown: str) -> None:
         self._lines = lines
         self._server = shown
         self._has_spoken = self._has_warned = False
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; lines before the first message are skipped, because programs may print a greeting."""
+        """Return the next message; programs may print a greeting before the first one."""
         while True:
             await asyncio.sleep(0)  # reading buffered lines does not yield to other tasks
             try:
@@ -205,7 +199,6 @@ class _Sent(MessageStream):
         self._stdin = stdin
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Send a message; if the program has ended, the message does not count as sent."""
         delivery = current_delivery.get() or McpDelivery()
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         delivery.sent += 1  # before writing: a cancelled sender may have written it
@@ -218,8 +211,6 @@ class _Sent(MessageStream):
 
 
 class _ReceivedBySdk(ReadMessages):
-    """Messages from a program that the SDK runs; output before the first message is skipped."""
-
     def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
         self._inner = inner
         self._has_spoken = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -152,7 +152,6 @@ class MCP(DynamicToolProvider):
         return offered
 
     async def _list(self, client: Client) -> tuple[list[Tool], list[Prompt], bool]:
-        """Return the server's tools and prompts, and whether to offer its resources."""
         from mcp import MCPError
 
         can = client.server_capabilities
@@ -189,30 +188,22 @@ class MCP(DynamicToolProvider):
 Work = Callable[["Client", dict[str, Any]], Awaitable[ToolResult]]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _RemoteTool(ContextAgentTool):
-    def __init__(
-        self,
-        address: ServerAddress,
-        work: Work,
-        *,
-        name: str,
-        description: str,
-        schema: Mapping[str, object],
-        effect: Effect,
-        timeout: float | timedelta | None,
-    ) -> None:
-        self.origin = address.shown
-        self._address = address
-        self._work = work
-        self._schema = schema
-        self.name = name
-        self.description = description
-        self.effect = effect
-        self.timeout = timeout
+    address: ServerAddress
+    work: Work
+    name: str
+    description: str
+    schema: Mapping[str, object]
+    effect: Effect
+    timeout: float | timedelta | None
+
+    def __post_init__(self) -> None:
+        self.origin = self.address.shown
 
     @property
     def parameter_schema(self) -> Mapping[str, object]:
-        return self._schema
+        return self.schema
 
     async def execute(self, text: str, /) -> ToolResult:
         from mcp import MCPError
@@ -224,15 +215,15 @@ class _RemoteTool(ContextAgentTool):
         if not isinstance(parsed, dict):
             return ToolResult.failure("The arguments must be a JSON object")
         arguments = cast("dict[str, Any]", parsed)
-        questions = CallQuestions(self._address, current_tool_context())
+        questions = CallQuestions(self.address, current_tool_context())
         span = current_traceparent()
 
         async def work(client: Client) -> ToolResult:
             with use_span(span):  # the session's task does not inherit the context of this call
-                return await questions.answered_during(client, lambda: self._work(client, arguments))
+                return await questions.answered_during(client, lambda: self.work(client, arguments))
 
         try:
-            return await ask_server(self._address, work, may_repeat=self.effect != "once")
+            return await ask_server(self.address, work, may_repeat=self.effect != "once")
         except MCPError as error:
             return ToolResult.failure(error.message)
         except ServerLostError as lost:
@@ -272,7 +263,9 @@ def _server_tool(
         return ToolResult.success(text, answer.structured_content)
 
     description = tool.description or tool.title or ""
-    return _RemoteTool(address, call, name=name, description=description, schema=schema, effect=effect, timeout=timeout)
+    return _RemoteTool(
+        address=address, work=call, name=name, description=description, schema=schema, effect=effect, timeout=timeout
+    )
 
 
 def _resource_tools(address: ServerAddress, *, prefix: str, timeout: float | timedelta | None) -> list[AgentTool]:
@@ -295,8 +288,8 @@ def _resource_tools(address: ServerAddress, *, prefix: str, timeout: float | tim
 
     return [
         _RemoteTool(
-            address,
-            list_all,
+            address=address,
+            work=list_all,
             name=f"{prefix}list_resources",
             description="Lists the resources that can be read.",
             schema={"type": "object", "properties": {}},
@@ -304,8 +297,8 @@ def _resource_tools(address: ServerAddress, *, prefix: str, timeout: float | tim
             timeout=timeout,
         ),
         _RemoteTool(
-            address,
-            read,
+            address=address,
+            work=read,
             name=f"{prefix}read_resource",
             description="Reads a resource.",
             schema={
@@ -339,7 +332,7 @@ def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: 
 
     description = prompt.description or f"Returns the prompt '{prompt.name}'."
     return _RemoteTool(
-        address, render, name=name, description=description, schema=schema, effect="none", timeout=timeout
+        address=address, work=render, name=name, description=description, schema=schema, effect="none", timeout=timeout
     )
 
 

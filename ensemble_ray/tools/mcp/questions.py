@@ -39,13 +39,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = bounded_logger(__name__)
-#: How often a reviewer may try to complete a form.
 _MOST_TRIES = 3
-#: Limit of forms per call.
 _MOST_FORMS = 10
 #: The call of this task; the SDK keeps the context if its transport knows the call.
 _current: ContextVar[CallQuestions | None] = ContextVar("ensemble_ray_mcp_call", default=None)
-#: Open calls by session.
 _open: WeakKeyDictionary[ClientSession, set[CallQuestions]] = WeakKeyDictionary()
 _UNKNOWN_CALL = (
     "Several calls are open in this session, and the protocol does not say which one the request belongs to. "
@@ -55,14 +52,10 @@ _UNKNOWN_CALL = (
 
 @runtime_checkable
 class _Restartable(Protocol):
-    """A review handler or sampler that numbers the requests of a call."""
-
     def restart(self) -> None: ...
 
 
 class CallQuestions:
-    """Answers a server's requests during one call. It is created on the event loop of the call's task."""
-
     def __init__(self, address: ServerAddress, context: ToolContext) -> None:
         self._shown = address.shown
         self._max_samples = address.max_samples
@@ -185,7 +178,6 @@ async def sampling_callback(
 
 
 def _call_of(session: ClientSession) -> CallQuestions | None:
-    """Return the call to which the current request of the server belongs; None if it is unknown."""
     current = _current.get()
     calls = _open.get(session, set())
     if current is not None and current in calls:
@@ -241,10 +233,7 @@ def form_prompt(schema: Mapping[str, object]) -> str:
 
 
 def approved_values(schema: Mapping[str, object]) -> dict[str, FormValue] | None:
-    """Return the values of an approval without text; None if a required value is missing.
-
-    They are the defaults of the fields, and true for a required boolean without a default.
-    """
+    """Return the defaults, and true for required booleans; None if a required value is missing."""
     values: dict[str, FormValue] = {}
     needed = _required(schema)
     for name, field in _fields(schema).items():
@@ -258,7 +247,6 @@ def approved_values(schema: Mapping[str, object]) -> dict[str, FormValue] | None
 
 
 def read_values(text: str, schema: Mapping[str, object]) -> dict[str, FormValue]:
-    """Parse a reviewer's text: an object of the fields, or the value of the only field that is needed."""
     fields = _fields(schema)
     given = _parse(text)
     if not isinstance(given, dict):
@@ -282,7 +270,6 @@ def _parse(text: str) -> object:
 
 
 def _value_of(text: str, field: Mapping[str, object]) -> object:
-    """Convert a text to the type of a field; a text without a conversion stays a text."""
     kind = field.get("type", "string")
     if kind == "boolean" and text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
@@ -296,7 +283,11 @@ def _value_of(text: str, field: Mapping[str, object]) -> object:
 
 def _check(name: str, value: object, field: Mapping[str, object]) -> FormValue:
     kind, choices = field.get("type", "string"), _choices(field)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        is_number = is_number and math.isfinite(cast("float", value))
+    except OverflowError:  # an integer that exceeds a float
+        is_number = False
     fits = {
         "string": isinstance(value, str),
         "boolean": isinstance(value, bool),
@@ -312,13 +303,6 @@ def _check(name: str, value: object, field: Mapping[str, object]) -> FormValue:
     return cast("FormValue", value)
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that exceeds a float
-        return False
-
-
 def _fields(schema: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
     found = schema.get("properties")
     if not isinstance(found, Mapping):
@@ -328,7 +312,6 @@ def _fields(schema: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
 
 
 def _single_field(schema: Mapping[str, object]) -> str | None:
-    """Return the only field, or the only required one."""
     fields = list(_fields(schema))
     needed = [name for name in _required(schema) if name in fields]
     found = needed if len(fields) > 1 else fields
@@ -341,7 +324,6 @@ def _required(schema: Mapping[str, object]) -> Sequence[str]:
 
 
 def _choices(field: Mapping[str, object]) -> list[str]:
-    """Return the allowed texts of a field, or of the entries of an array."""
     inner = field.get("items")
     if isinstance(inner, Mapping):
         return _choices(cast("Mapping[str, object]", inner))

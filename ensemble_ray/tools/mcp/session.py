@@ -58,7 +58,6 @@ _log = bounded_logger(__name__)
 
 #: After this time without work, a session is closed, s.
 _IDLE_S = 60.0
-#: The protocol's error code for an unreadable message.
 _UNREADABLE = -32700
 #: Time limit of closing at the end of the process, s: longer than the SDK needs to kill a server.
 _EXIT_S = 6.0
@@ -71,15 +70,11 @@ class ServerLostError(Exception):
         super().__init__(text)
         self.may_be_done = may_be_done
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request(Generic[T]):
     work: Callable[[Client], Awaitable[T]]
     outcome: asyncio.Future[T]
-    #: time limit, s
     limit_s: float | None = None
     delivery: McpDelivery = field(default_factory=McpDelivery)
 
@@ -96,36 +91,30 @@ _owners: set[asyncio.Task[None]] = set()
 async def ask_server(
     address: ServerAddress, work: Callable[[Client], Awaitable[T]], *, may_repeat: bool, limit_s: float | None = None
 ) -> T:
-    """Run work with this process's session with a server, from any event loop. Equal addresses share a session.
-
-    If the server is lost, the work is repeated once: if `may_repeat`, or if it did not reach the server. Otherwise it raises
-    `ServerLostError`. If the work takes longer than `limit_s` in an open session, the server counts as lost.
-    """
+    """Run work with a server's session, from any event loop; repeat it once on a lost server if that is safe."""
     return await bridge(_ask(address, work, limit_s, may_repeat=may_repeat))
 
 
 async def _ask(
     address: ServerAddress, work: Callable[[Client], Awaitable[T]], limit_s: float | None, *, may_repeat: bool
 ) -> T:
-    try:
-        return await _ask_once(address, work, limit_s)
-    except ServerLostError as lost:
-        if lost.may_be_done and not may_repeat:
-            raise
-        _log.warning("%s; the request is repeated", lost)
-    return await _ask_once(address, work, limit_s)
-
-
-async def _ask_once(address: ServerAddress, work: Callable[[Client], Awaitable[T]], limit_s: float | None) -> T:
-    session = _sessions.get(address)
-    if session is None:
-        session = _sessions[address] = _Session(address)
-        owner = asyncio.create_task(session.run(), name=f"mcp {address.shown}")
-        _owners.add(owner)
-        owner.add_done_callback(_owners.discard)
-    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    session.submit(cast("_Request[object]", _Request(work, outcome, limit_s)))
-    return await outcome
+    is_repeated = False
+    while True:
+        session = _sessions.get(address)
+        if session is None:
+            session = _sessions[address] = _Session(address)
+            owner = asyncio.create_task(session.run(), name=f"mcp {address.shown}")
+            _owners.add(owner)
+            owner.add_done_callback(_owners.discard)
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        session.inbox.put_nowait(cast("_Request[object]", _Request(work, outcome, limit_s)))
+        try:
+            return await outcome
+        except ServerLostError as lost:
+            if is_repeated or (lost.may_be_done and not may_repeat):
+                raise
+            _log.warning("%s; the request is repeated", lost)
+        is_repeated = True
 
 
 @after_fork
@@ -138,32 +127,28 @@ def _abandon_sessions() -> None:
 @atexit.register
 def _close_at_exit() -> None:
     """Close the sessions: a server program may not notice the end of its input."""
+
+    async def close_all() -> None:
+        owners = tuple(_owners)
+        for owner in owners:
+            owner.cancel()
+        await asyncio.wait(owners)
+
     if _owners:
         with contextlib.suppress(Exception):
-            asyncio.run_coroutine_threadsafe(_close_all(), library_loop()).result(timeout=_EXIT_S)
-
-
-async def _close_all() -> None:
-    owners = tuple(_owners)
-    for owner in owners:
-        owner.cancel()
-    await asyncio.wait(owners)
+            asyncio.run_coroutine_threadsafe(close_all(), library_loop()).result(timeout=_EXIT_S)
 
 
 class _Session:
     def __init__(self, address: ServerAddress) -> None:
         self._address = address
         #: None: accept no more work
-        self._inbox: asyncio.Queue[_Request[object] | None] = asyncio.Queue()
+        self.inbox: asyncio.Queue[_Request[object] | None] = asyncio.Queue()
         self._running: dict[asyncio.Task[None], _Request[object]] = {}
         #: the server's violation of the protocol that ended the session
         self._fault = ""
 
-    def submit(self, request: _Request[object]) -> None:
-        self._inbox.put_nowait(request)
-
     async def run(self) -> None:
-        """Own the session from its opening to its end; then fail all open requests."""
         is_open = False
         error: BaseException | None = None
         stderr = ErrorLines()
@@ -182,15 +167,15 @@ class _Session:
             request.fail(failure or self._make_lost(error, may_be_done=request.delivery.sent > 0))
         for task in self._running:
             task.cancel()
-        while not self._inbox.empty():
-            waiting = self._inbox.get_nowait()
+        while not self.inbox.empty():
+            waiting = self.inbox.get_nowait()
             if waiting is not None:
                 waiting.fail(failure or self._make_lost(error, may_be_done=False))
 
     async def _serve(self, client: Client) -> None:
         while True:
             try:
-                request = await asyncio.wait_for(self._inbox.get(), _IDLE_S)
+                request = await asyncio.wait_for(self.inbox.get(), _IDLE_S)
             except TimeoutError:
                 if self._running:
                     continue
@@ -228,7 +213,7 @@ class _Session:
                 return
             self._release()  # first: repeated work must find a new session
             request.fail(self._make_lost(error, may_be_done=request.delivery.sent > 0))
-            self._inbox.put_nowait(None)
+            self.inbox.put_nowait(None)
         except Exception as error:  # noqa: BLE001  the SDK's error for an answer belongs to the caller
             request.fail(error)
         else:
@@ -244,16 +229,14 @@ class _Session:
         self._fail(why, dict(self._running))
 
     def _fail(self, why: str, requests: Mapping[asyncio.Task[None], _Request[object]]) -> None:
-        """Fail these requests and accept no more; other open requests may still end."""
         self._release()
         for task, request in requests.items():
             text = f"MCP server '{self._address.shown}' {why}"
             request.fail(ServerLostError(text, may_be_done=request.delivery.sent > 0))
             task.cancel()
-        self._inbox.put_nowait(None)
+        self.inbox.put_nowait(None)
 
     def _release(self) -> None:
-        """Accept no more work, so that the next request opens a new session."""
         if _sessions.get(self._address) is self:
             del _sessions[self._address]
 
@@ -282,10 +265,7 @@ _INSTALL = "MCP needs the package mcp, which is not installed: pip install 'ense
 async def open_session(
     address: ServerAddress, stderr: ErrorLines, on_fault: Callable[[str], None]
 ) -> AsyncGenerator[Client]:
-    """Open a session and close it in the same task. If a URL refuses streamable HTTP, try the older SSE transport.
-
-    `on_fault` is called with the server's violation of the protocol when it ends the session.
-    """
+    """Open a session, of the older SSE transport if streamable HTTP is refused, and close it in the same task."""
     try:
         from mcp import Client
         from mcp.client.sse import sse_client
@@ -348,7 +328,6 @@ def reason_of(error: BaseException | None) -> str:
     return "it closed the connection" if error is None else tls_flaw(error) or message_of(error)
 
 
-#: Lines of a program's standard error in an error message.
 _SHOWN_LINES = 10
 #: Characters of one line; the rest is dropped.
 _LINE_CHARS = 2**14
@@ -372,7 +351,6 @@ class ErrorLines:
         return self._stream
 
     async def last(self) -> str:
-        """Return the last lines of an ended program. Call it after `close`."""
         if self._stream is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_LINES_S):
@@ -380,7 +358,6 @@ class ErrorLines:
         return "\n".join(self._lines)
 
     def close(self) -> None:
-        """Close this process's end. The thread ends when the program and its children have ended."""
         if self._stream is not None:
             self._stream.close()
 
@@ -398,23 +375,17 @@ class ErrorLines:
 
 # --- listings ---
 
-#: Limits of one listing.
 _MOST_PAGES, _MOST_ENTRIES = 100, 1_000
-#: Keys of listings in a result.
 _LISTINGS = ("tools", "prompts", "resources", "resourceTemplates")
 #: Metadata key of a listing: number and bytes of its entries, as the server sent them.
 _SIZE = "ensemble-ray/size"
-#: Tools in a log line, and characters per tool.
 _MOST_SHOWN, _SHOWN = 5, 150
 #: The protocol version with the strictest definition of a tool.
 _VERSION = "2025-11-25"
 
 
 def tool_names(names: Sequence[str], prefix: str) -> dict[str, str]:
-    """Map a server's tool names to unique names for a model: at most 64 letters, digits and underscores.
-
-    A name does not depend on the order of the others (S-LLM-62).
-    """
+    """Map a server's tool names to unique names for a model, in any order of them (S-LLM-62)."""
     made = {name: prefix + make_tool_name(name) for name in names}
     made = {name: f"_{fitting}" if fitting[:1].isdigit() else fitting for name, fitting in made.items()}
     counts = Counter(made.values())
@@ -427,7 +398,6 @@ def tool_names(names: Sequence[str], prefix: str) -> dict[str, str]:
 
 
 async def collect_pages(fetch: Callable[[str | None], Awaitable[Page]], entries: Callable[[Page], list[T]]) -> list[T]:
-    """Return the entries of all pages of a listing; `fetch` returns the page of a cursor, the first one for None."""
     found: list[T] = []
     cursor, listed, listed_bytes = None, 0, 0
     for _ in range(_MOST_PAGES):
@@ -446,7 +416,7 @@ async def collect_pages(fetch: Callable[[str | None], Awaitable[Page]], entries:
 
 
 def repair_listing(tools: Sequence[object], server: str) -> list[dict[str, Any]]:
-    """Return the readable tools of a listing: without invalid members, and without tools that stay invalid."""
+    """Return the readable tools of a listing, without invalid members."""
     kept: dict[str, dict[str, Any]] = {}
     flaws: list[str] = []
     for tool in tools:
@@ -495,10 +465,7 @@ async def _repair_transport(
 
 
 class _RepairedMessages(ReadMessages):
-    """Messages of a server with repaired listings. The stream ends with the first unreadable message.
-
-    `on_fault` is called with the reason: the request that an unreadable message answers is unknown.
-    """
+    """Messages of a server with repaired listings; an unreadable message ends the stream and calls `on_fault`."""
 
     def __init__(
         self, inner: ReadStream[SessionMessage | Exception], server: str, on_fault: Callable[[str], None]
@@ -534,7 +501,6 @@ class _RepairedMessages(ReadMessages):
 
 
 def _bound_listing(result: dict[str, object], server: str) -> None:
-    """Record the size of a listing, cut it, and repair its tools."""
     listings = {
         name: cast("list[object]", entries) for name in _LISTINGS if isinstance(entries := result.get(name), list)
     }
@@ -550,7 +516,6 @@ def _bound_listing(result: dict[str, object], server: str) -> None:
 # --- HTTP clients ---
 
 _SESSION_ID = "mcp-session-id"
-#: Limit of the body of a failure.
 _FAILURE_BYTES = 64 * 2**10
 
 
@@ -585,10 +550,7 @@ class HttpClient(httpx2.AsyncClient):
 
 
 class SseHttpClient(HttpClient):
-    """Closes the stream of answers when the server refuses a message: no answer will arrive, and the session is over.
-
-    While that stream is open, it raises no errors of messages: the SDK would log them with the URL.
-    """
+    """Closes the stream of answers when the server refuses a message, and raises no errors until then."""
 
     def __init__(self, address: ServerAddress) -> None:
         super().__init__(address)
@@ -632,8 +594,6 @@ class _Answers(httpx2.AsyncByteStream):
 
 
 class _Unreadable(_Answers):
-    """A body whose reading raises an error."""
-
     def __init__(self, inner: httpx2.AsyncByteStream | httpx2.SyncByteStream, error: httpx2.StreamError) -> None:
         super().__init__(inner)
         self._error = error

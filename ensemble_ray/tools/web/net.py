@@ -42,7 +42,6 @@ _CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,64})", re.IGNORECASE)
 _MAX_HEAD_BYTES, _MAX_HEAD_FIELDS = 65_536, 500
 #: Pieces of a body: each one costs far more than its bytes, and a server may send every byte alone.
 _MAX_PIECES = 100_000
-#: Characters of an error, which may quote a server or a model.
 _LONGEST_REASON = 300
 
 
@@ -64,7 +63,7 @@ class WebAnswer:
         return self.status // 100 == 2  # noqa: PLR2004  the class of the status
 
     def text(self, *, default_encoding: str = "utf-8") -> str:
-        """Decode the body by the charset of the headers. It may be long: call it in a thread."""
+        """Decode the body by the charset of the headers. Call it in a thread."""
         named = _CHARSET.search(self.headers.get("content-type", ""))
         return decode(self.body, named[1] if named else default_encoding, is_truncated=self.is_truncated)
 
@@ -79,10 +78,7 @@ async def exchange(
     timeout_s: float,
     allow_private_hosts: bool = True,
 ) -> WebAnswer:
-    """Send one request and return the answer; redirects are not followed. Failures raise `RequestFailedError`.
-
-    The body is read up to `max_bytes`, counted after unpacking. Headers are sent unchanged, with a default `Accept-Encoding`.
-    """
+    """Send one request without following redirects and read the unpacked body up to `max_bytes`."""
     await threads.run(_tls)  # slow for the first time
     try:
         async with asyncio.timeout(timeout_s):
@@ -103,7 +99,13 @@ async def exchange(
                     method, target, headers=sent, data=body or None, server_hostname=name, allow_redirects=False
                 ) as response,
             ):
-                answered = _checked_head(response)
+                fields = response.raw_headers
+                head_bytes = sum(len(name) + len(value) for name, value in fields)
+                if len(fields) > _MAX_HEAD_FIELDS or head_bytes > _MAX_HEAD_BYTES:
+                    raise RequestFailedError(
+                        f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
+                    )
+                answered = {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
                 read = await _read_body(response, answered, max_bytes=max_bytes)
     except aiohttp.ConnectionTimeoutError:
         raise RequestFailedError("timed out") from None
@@ -119,7 +121,6 @@ async def exchange(
 async def fetch(
     url: str, *, headers: Mapping[str, str], max_bytes: int, timeout_s: float, allow_private_hosts: bool
 ) -> WebAnswer:
-    """GET a page and follow its redirects; each one is checked (S-BIT-43, S-BIT-44)."""
     here = url.strip()
     try:
         async with asyncio.timeout(timeout_s):
@@ -144,7 +145,7 @@ async def fetch(
 
 
 def _checked_url(url: str) -> URL:
-    """Return a URL in the form in which it is sent: ASCII host, escaped path and query, no user and no fragment."""
+    """Return a URL in the form in which it is sent: ASCII host, escaped path and query, no user, no fragment."""
     parts = urlsplit(url.strip())
     if _CONTROL.search(url.strip()):
         raise RequestFailedError("the URL holds a control character")
@@ -214,24 +215,11 @@ def _session(addresses: Sequence[ResolveResult]) -> aiohttp.ClientSession:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return one context for the process: loading the certificate authorities takes longer than a request."""
     return ssl.create_default_context()
 
 
-def _checked_head(response: aiohttp.ClientResponse) -> dict[str, str]:
-    fields = response.raw_headers
-    if len(fields) > _MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in fields) > _MAX_HEAD_BYTES:
-        raise RequestFailedError(
-            f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
-        )
-    return {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
-
-
 async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
-    """Return the unpacked body, at most one piece above the limit.
-
-    The event loop runs after each small piece, so that other tasks and the time limit are not delayed.
-    """
+    """Return the unpacked body, at most one piece above the limit. Other tasks run after each small piece."""
     unpacker = BodyUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
     read = bytearray()
     count = 0
@@ -250,7 +238,7 @@ async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error, without the URL and headers, which may contain keys and which aiohttp quotes."""
+    """Return the text of an error, without the URL and headers, which may contain keys."""
     if isinstance(error, aiohttp.ClientResponseError):
         return "the answer is not valid HTTP, or its head is too long"
     if isinstance(error, aiohttp.InvalidURL):
@@ -306,7 +294,7 @@ def _refused_networks() -> tuple[tuple[ipaddress.IPv4Network | ipaddress.IPv6Net
 
 
 def refusal_of(address: str) -> str | None:
-    """Return the reason to refuse an IP address, in a word; None for a public address (S-BIT-44)."""
+    """Return the reason to refuse an IP address; None for a public one (S-BIT-44)."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -32,7 +32,7 @@ class PageError(Exception):
 
 
 async def read_page(html: str | bytes, *, most_characters: int) -> str:
-    """Return at most that many characters of the words of a page's body (`page_text`); bytes are UTF-8."""
+    """Return the words of a page's body (`page_text`), cut at that many characters."""
     data = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):

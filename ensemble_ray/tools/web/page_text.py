@@ -28,10 +28,7 @@ _INLINE = frozenset(
 
 
 def page_text(html: str) -> str:
-    """Return the words of a page's body, separated by single spaces; "" without a body (S-BIT-41).
-
-    Its time depends on the page: use `read_page` for pages from the web.
-    """
+    """Return the words of a page's body, separated by single spaces (S-BIT-41)."""
     from selectolax.lexbor import LexborHTMLParser
 
     body = LexborHTMLParser(html).body
@@ -55,7 +52,6 @@ def page_text(html: str) -> str:
 
 
 def _limit_resources(cpu_s: int, memory_bytes: int) -> None:
-    """Set the limits of this process. On systems without them, the time limit of `page_reader.py` remains."""
     with contextlib.suppress(ImportError):
         import resource
 
@@ -70,12 +66,8 @@ def _limit_resources(cpu_s: int, memory_bytes: int) -> None:
                 resource.setrlimit(kind, (soft, hard))
 
 
-def _main() -> None:
-    most, cpu_s, memory_bytes = (int(argument) for argument in sys.argv[1:])
-    _limit_resources(cpu_s, memory_bytes)
-    text = page_text(sys.stdin.buffer.read().decode("utf-8", "replace"))
-    sys.stdout.buffer.write(text[:most].encode("utf-8", "replace"))
-
-
 if __name__ == "__main__":
-    _main()
+    _most, *_limits = (int(argument) for argument in sys.argv[1:])
+    _limit_resources(*_limits)
+    _text = page_text(sys.stdin.buffer.read().decode("utf-8", "replace"))
+    sys.stdout.buffer.write(_text[:_most].encode("utf-8", "replace"))

@@ -7,9 +7,15 @@ import json
 import pytest
 
 from ensemble_ray import OpenAIChatModel, ValidationError
-from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.transport import RedirectRefusedError, follow_redirect, is_redirect
-from ensemble_ray.llm.protocol.wire import AnswerLimits, TooMuchError, WireError, decode_completion
+from ensemble_ray.llm.protocol.wire import (
+    AnswerLimits,
+    SseParser,
+    StreamAssembler,
+    TooMuchError,
+    WireError,
+    decode_completion,
+)
 
 URL = "https://host/v1/chat/completions"
 

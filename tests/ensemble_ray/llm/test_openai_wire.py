@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import ChatMessage, ChatResponse, ProviderFields, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
 from ensemble_ray.llm.protocol.wire import (
     AnswerFailedError,
     AnswerLimits,
     EncodedPieces,
+    SseParser,
+    StreamAssembler,
     TooMuchError,
     WireError,
     decode_completion,

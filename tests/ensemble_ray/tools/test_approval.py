@@ -29,7 +29,7 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.tools.tool import use_tool_context
-from ensemble_ray.tools.waiting import TimeLimit
+from ensemble_ray.tools.user_code import TimeLimit
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 
 

@@ -31,8 +31,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.process.context import log_context
 from ensemble_ray.tools.call import call_tool
-from ensemble_ray.tools.cpu import ToolOutcome
 from ensemble_ray.tools.registry import BoundTool, resolve_tools
+from ensemble_ray.tools.tool import ToolOutcome
 from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, Safe, SafeAsync
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 

@@ -10,7 +10,7 @@ from google.protobuf.struct_pb2 import Value
 
 from ensemble_ray import RemoteAgent, ValidationError
 from ensemble_ray.tools import A2ATool
-from ensemble_ray.tools.a2a.connecting import AgentAddress, plain_value
+from ensemble_ray.tools.a2a.client import AgentAddress, plain_value
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import ToolResult
-from ensemble_ray.tools.cpu import ToolOutcome, outcome_of_result, outcome_of_return, unknown_tool
-from ensemble_ray.tools.waiting import render_value
+from ensemble_ray.tools.tool import ToolOutcome, outcome_of_result, outcome_of_return
+from ensemble_ray.tools.user_code import render_value
 
 
 class Point(BaseModel):
@@ -149,7 +149,7 @@ def test_value_is_refused_when_its_bytes_are_no_text() -> None:
 
 def test_value_is_refused_when_it_yields_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-LLM-46."""
-    monkeypatch.setattr("ensemble_ray.tools.waiting.MOST_ITEMS", 3)
+    monkeypatch.setattr("ensemble_ray.tools.user_code.MOST_ITEMS", 3)
 
     def numbers() -> Iterator[int]:
         while True:
@@ -186,8 +186,3 @@ def test_text_carries_the_message_when_a_result_is_a_failure() -> None:
     """S-TOOL-22, S-ENG-54."""
     assert outcome_of_result(ToolResult.failure("no")) == ToolOutcome("Error: no", "failure")
     assert outcome_of_result(ToolResult.success("yes")) == ToolOutcome("yes")
-
-
-def test_text_names_the_tool_when_it_is_unknown() -> None:
-    """S-ENG-55, S-SET-25."""
-    assert unknown_tool("serch") == ToolOutcome("Error: Unknown tool 'serch'", "failure")

@@ -3,7 +3,7 @@
 import pytest
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.llm.limits.machines import (
+from ensemble_ray.llm.limits.bucket import (
     LEASE_S,
     Dismiss,
     Expire,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.llm.limits.machines import (
+from ensemble_ray.llm.limits.bucket import (
     LEASE_S,
     Dismiss,
     Expire,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
+from ensemble_ray.llm.limits.bucket import LEASE_S, HolderGone, Requested, Returned, Used
 from ensemble_ray.llm.limits.limiter import (
     MOST_WANTED,
     Acquire,
@@ -17,7 +18,6 @@ from ensemble_ray.llm.limits.limiter import (
     Message,
     Reply,
 )
-from ensemble_ray.llm.limits.machines import LEASE_S, HolderGone, Requested, Returned, Used
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.llm.limits.settling import settle
 

@@ -7,8 +7,7 @@ import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit
 from ensemble_ray.llm.limits import limiter as limiter_service
-from ensemble_ray.llm.limits.limiter import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
-from ensemble_ray.llm.limits.machines import (
+from ensemble_ray.llm.limits.bucket import (
     Dismiss,
     Expire,
     Grant,
@@ -19,6 +18,7 @@ from ensemble_ray.llm.limits.machines import (
     Used,
     WaiterCancelled,
 )
+from ensemble_ray.llm.limits.limiter import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.llm.limits.settling import settle
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import CalculatorTool
-from ensemble_ray.tools.builtin.plain import calculate
+from ensemble_ray.tools.builtin.offline import calculate
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 

@@ -22,13 +22,9 @@ _SLACK_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """A waiter requests a permit."""
-
     #: unique over all holders; also the name of the lease, if there is one
     waiter: str
-    #: the waiter's process
     holder: str
-    #: longest wait for the permit
     timeout_s: float
     #: permits that the holder could use within a lease's life, including this one
     want: int = 1
@@ -36,8 +32,6 @@ class Requested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaiterCancelled:
-    """A waiter left the queue."""
-
     waiter: str
 
 
@@ -158,11 +152,10 @@ class TokenBucket:
 
     @property
     def tokens(self) -> int:
-        """Whole tokens as of the last stimulus."""
         return self.tokens_at(self._now)
 
     def tokens_at(self, at: float) -> int:
-        """Return the whole tokens at an instant after the last stimulus, if no other stimulus arrives until then."""
+        """Return the whole tokens at an instant if no stimulus arrives until then."""
         if at < self._ready_at - self._slack_s:
             return 0
         whole = int((at - self._ready_at + self._slack_s) / self._interval_s) + 1
@@ -178,7 +171,6 @@ class TokenBucket:
 
     @property
     def leases(self) -> Mapping[str, int]:
-        """Unused permits by running lease."""
         return {name: lease.unused for name, lease in self._leases.items()}
 
     def is_usable(self, lease: str) -> bool:
@@ -186,12 +178,11 @@ class TokenBucket:
         return found is not None and not found.is_recalled
 
     def is_idle(self, at: float, *, for_s: float) -> bool:
-        """Whether the queue is empty, no lease is valid at that instant, and there was no stimulus for so long."""
+        """Whether no waiter and no lease is left, and there was no stimulus for so long."""
         is_held = any(lease.expires_at > at for lease in self._leases.values())
         return not self._queue and not is_held and at - self._now >= for_s
 
     def validate(self) -> None:
-        """Check the invariants; for tests."""
         problems = {
             "unused leased permits are miscounted": self._unused_leased != sum(self.leases.values()),
             "a lease has a count outside its size": any(not 0 <= one.used <= one.size for one in self._leases.values()),
@@ -204,7 +195,6 @@ class TokenBucket:
             raise IllegalStateError(f"Token bucket at {self._now}: {'; '.join(found)}")
 
     def handle(self, *stimuli: Stimulus, at: float) -> list[Instruction]:
-        """Apply the stimuli of an instant and return the instructions, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
             self._advance(at, done)
@@ -212,7 +202,7 @@ class TokenBucket:
             self._serve(done)
         if self._queue:
             for name, lease in self._leases.items():
-                self._recall(name, lease, done)
+                _recall(name, lease, done)
             instants = [self._ready_at, self._deadlines[0][0]]
             if self._leases:
                 instants.append(next(iter(self._leases.values())).expires_at)
@@ -326,17 +316,11 @@ class TokenBucket:
 
     def _end_lease(self, name: str, done: list[Instruction]) -> None:
         lease = self._leases.pop(name, None)
-        if lease is None:
-            return
-        self._recall(name, lease, done)
-        self._unused_leased -= lease.unused
-        self._add_tokens(lease.unused)
-        self._ended[name] = lease
-
-    def _recall(self, name: str, lease: _Lease, done: list[Instruction]) -> None:
-        if not lease.is_recalled:
-            lease.is_recalled = True
-            done.append(Recall(lease=name))
+        if lease is not None:
+            _recall(name, lease, done)
+            self._unused_leased -= lease.unused
+            self._add_tokens(lease.unused)
+            self._ended[name] = lease
 
 
 @dataclass(slots=True, kw_only=True)
@@ -351,3 +335,9 @@ class _Lease:
     @property
     def unused(self) -> int:
         return self.size - self.used
+
+
+def _recall(name: str, lease: _Lease, done: list[Instruction]) -> None:
+    if not lease.is_recalled:
+        lease.is_recalled = True
+        done.append(Recall(lease=name))

@@ -53,7 +53,6 @@ class CalculatorTool(AbstractAgentTool):
 
 
 def calculate(expression: str | None) -> str:
-    """Return the value of an arithmetic expression as text; raise `ValueError` with the reason (S-BIT-5)."""
     if expression is None or not expression.strip():
         raise ValueError("Expression must not be blank")
     if len(expression) > _MAX_CHARACTERS:
@@ -77,14 +76,12 @@ def _divide(left: float, right: float) -> float:
 
 
 def _remainder(left: float, right: float) -> float:
-    """Return the remainder with the sign of the dividend (S-BIT-4)."""
     if right == 0:
         raise ValueError("Modulo by zero")
     return math.nan if math.isinf(left) else math.fmod(left, right)
 
 
 def _power(base: float, exponent: float) -> float:
-    """Return the power; an overflow is infinite, a power without a real value is NaN (S-BIT-6)."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -116,11 +113,6 @@ _NEGATE = "negate"
 
 
 class _Evaluation:
-    """Parses and evaluates an expression in one pass: never by `eval` (S-BIT-1).
-
-    Two stacks replace recursion, so that nested input cannot exhaust Python's stack (S-BIT-7).
-    """
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
@@ -131,7 +123,11 @@ class _Evaluation:
     def value(self) -> float:
         while True:
             self._read_operand()
-            self._close_parentheses()
+            while self._peek() == ")" and self._depth:
+                self._at += 1
+                self._depth -= 1
+                self._reduce(0)
+                self._pending.pop()
             sign = self._peek()
             if sign == "":
                 break
@@ -152,7 +148,6 @@ class _Evaluation:
         return self._text[self._at : self._at + 1]
 
     def _read_operand(self) -> None:
-        """Read signs and opening parentheses up to a number."""
         while True:
             sign = self._peek()
             if sign == "":
@@ -174,15 +169,7 @@ class _Evaluation:
                 raise _invalid(f"unexpected character '{sign}' at position {self._at}")
             self._at += 1
 
-    def _close_parentheses(self) -> None:
-        while self._peek() == ")" and self._depth:
-            self._at += 1
-            self._depth -= 1
-            self._reduce(0)
-            self._pending.pop()
-
     def _reduce(self, least_power: int) -> None:
-        """Apply pending operators of at least that binding power, down to the open parenthesis."""
         while self._pending and self._pending[-1] != _OPEN:
             sign = self._pending[-1]
             if (_PREFIX_POWER if sign == _NEGATE else _BINARY[sign][0]) < least_power:
@@ -258,9 +245,19 @@ class DateTimeTool(AbstractAgentTool):
 
     def _answer(self, command: str) -> ToolResult:
         if found := _NOW.fullmatch(command):
-            return ToolResult.success(self._present(found[1].lower(), found[2] or "UTC"))
+            now, zone = utc_now() if self._clock is None else self._clock(), found[2] or "UTC"
+            aware = now if now.tzinfo is not None else now.replace(tzinfo=UTC)
+            local = aware.astimezone(_zone(zone))
+            if found[1].lower() == "today":
+                return ToolResult.success(local.date().isoformat())
+            return ToolResult.success(f"{_wall_time(local)} {'UTC' if zone.upper() == 'UTC' else zone}")
         if found := _CONVERT.fullmatch(command):
-            return ToolResult.success(_convert(found[1], found[2], found[3]))
+            value, source, target = found.groups()
+            start = _DATETIME.fullmatch(value)
+            if start is None or (start[7] or "Z").upper() != "Z":
+                raise _bad_datetime(value)
+            moment = _datetime_of(start, value).replace(tzinfo=_zone(source)).astimezone(_zone(target))
+            return ToolResult.success(f"{_wall_time(moment)} {target}")
         if found := _ARITHMETIC.fullmatch(command):
             value, sign, number, unit = found.groups()
             if len(number) > _MAX_DIGITS:
@@ -269,13 +266,6 @@ class DateTimeTool(AbstractAgentTool):
             shift = _shift_datetime if _HAS_TIME.search(value) else _shift_date
             return ToolResult.success(shift(value, amount, unit))
         return ToolResult.failure(f"Unrecognized command. {_HELP}")
-
-    def _present(self, command: str, zone: str) -> str:
-        now = utc_now() if self._clock is None else self._clock()
-        aware = now if now.tzinfo is not None else now.replace(tzinfo=UTC)
-        local = aware.astimezone(_zone(zone))
-        zone = "UTC" if zone.upper() == "UTC" else zone
-        return local.date().isoformat() if command == "today" else f"{_wall_time(local)} {zone}"
 
 
 def _wall_time(moment: datetime) -> str:
@@ -290,14 +280,6 @@ def _zone(name: str) -> tzinfo:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         # a name with `..`, or of a directory of the database, raises the other two
         raise ValueError(f"Unknown timezone: '{name}'") from None
-
-
-def _convert(value: str, source: str, target: str) -> str:
-    found = _DATETIME.fullmatch(value)
-    if found is None or (found[7] or "Z").upper() != "Z":
-        raise _bad_datetime(value)
-    local = _datetime_of(found, value).replace(tzinfo=_zone(source))
-    return f"{_wall_time(local.astimezone(_zone(target)))} {target}"
 
 
 def _shift_date(value: str, amount: int, unit: str) -> str:
@@ -338,7 +320,6 @@ def _singular(unit: str) -> str:
 
 
 def _plus_months(start: date, months: int) -> date:
-    """Return the same day of a later month, or the last day of a shorter month (S-BIT-12)."""
     year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
     if not date.min.year <= year <= date.max.year:
         raise OverflowError
@@ -347,7 +328,6 @@ def _plus_months(start: date, months: int) -> date:
 
 
 def _datetime_of(found: re.Match[str], value: str) -> datetime:
-    """Return the local time of a match, without offset and fractions of a second."""
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
     try:
         return datetime(year, month, day, hour, minute, second)  # noqa: DTZ001  the caller applies the zone
@@ -356,7 +336,6 @@ def _datetime_of(found: re.Match[str], value: str) -> datetime:
 
 
 def _offset_of(text: str | None, value: str) -> timedelta:
-    """Return the UTC offset at the end of a value; without one it is UTC (S-BIT-13)."""
     if text is None or text.upper() == "Z":
         return timedelta(0)
     hours, minutes = int(text[1:3]), int(text[-2:])
@@ -402,7 +381,6 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     )
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Accept named arguments as JSON, or a path and a text."""
         text = text or ""
         if _is_named(text):
             return super().do_execute(text)
@@ -414,7 +392,7 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
 
 
 def _is_named(text: str) -> bool:
-    """Return whether the text is named arguments. A path never starts with a brace, but its line may be empty."""
+    """Return whether the text is named arguments; a path never starts with a brace."""
     if not text.lstrip().startswith("{"):
         return False
     if text.partition("\n")[0].strip():
@@ -431,7 +409,7 @@ class _NotFoundError(ValueError):
 
 
 def extract(path: str, text: str) -> ToolResult:
-    """Return the value at a path of a JSON text (S-BIT-51 to S-BIT-53): a string as it is, other values as JSON."""
+    """Return the value at a path of a JSON text (S-BIT-51 to S-BIT-53)."""
     if not path.strip():
         return ToolResult.failure("Path expression must not be blank")
     if not text.strip():
@@ -481,7 +459,6 @@ def _walk(document: object, path: str) -> object:
 
 
 def _steps(path: str) -> list[str | int]:
-    """Return the keys and indexes of a path in order: `m[0].x` is `m`, 0, `x`."""
     steps: list[str | int] = []
     at = 0
     while at < len(path):

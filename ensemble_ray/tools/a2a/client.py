@@ -1,14 +1,16 @@
-"""Connect to agents of the A2A protocol by the official SDK: addresses, cards, clients, task states and errors."""
+"""Call agents of the A2A protocol by the official SDK: cards, one message per call, and the answer of its task."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
@@ -17,13 +19,24 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from ensemble_ray.errors import ToolConfigurationError, ValidationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.context import current_traceparent
+from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw, whole_text
 from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, STEP_BYTES, UnpackingError, bound_response
+from ensemble_ray.tools.tool import (
+    AbstractAgentTool,
+    ToolResult,
+    check_effect,
+    check_tool_name,
+    make_tool_name,
+    timeout_seconds,
+)
+from ensemble_ray.values.ids import new_run_id, uuid_of
+from ensemble_ray.values.messages import Effect
 
 if TYPE_CHECKING:
     import httpx
     from a2a.client import Client
-    from a2a.types import AgentCard, Message, Part, StreamResponse, Task, TaskStatus
+    from a2a.types import AgentCard, Message, Part, SendMessageRequest, StreamResponse, Task, TaskStatus
     from a2a.utils.errors import A2AError
     from google.protobuf.struct_pb2 import Value
     from pydantic import JsonValue
@@ -46,9 +59,6 @@ class RemoteAgentError(Exception):
         super().__init__(text)
         self.may_be_done = may_be_done
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAddress:
@@ -56,7 +66,6 @@ class AgentAddress:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: further hosts that the card may name: `HOST` or `HOST:PORT`
     hosts: frozenset[str] = frozenset()
-    #: time limit of a connection, s
     connect_timeout_s: float = 10.0
 
     @classmethod
@@ -68,7 +77,6 @@ class AgentAddress:
         hosts: Collection[str] = (),
         connect_timeout_s: float = 10.0,
     ) -> AgentAddress:
-        """Parse an address; raise `ValidationError` if it is invalid."""
         _check_types(url, headers, hosts)
         parts = _split(url)
         if parts is None:
@@ -91,12 +99,10 @@ class AgentAddress:
 
     @property
     def name(self) -> str:
-        """The last part of the URL's path, else its host."""
         parts = urlsplit(self.url)
         return unquote(parts.path.rstrip("/").rpartition("/")[2]) or parts.hostname or self.url
 
     def allows(self, url: str) -> bool:
-        """Return whether requests, with their keys, may be sent to a URL of the card."""
         found, own = _split(url), urlsplit(self.url)
         if found is None or (own.scheme == "https" and found.scheme != "https"):
             return False
@@ -106,7 +112,6 @@ class AgentAddress:
 
 
 def _check_types(url: object, headers: object, hosts: object) -> None:
-    """Raise `ValidationError` for a wrong type; values of headers are not shown."""
     if not isinstance(url, str):
         raise ValidationError(f"RemoteAgent url must be {_FORM}, got: {type(url).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
@@ -160,7 +165,6 @@ class ConnectionFailures:
         self._count = 0
 
     async def pause(self) -> bool:
-        """Pause before the next attempt; return False without a pause if there are no attempts or no time left."""
         if self._count >= len(_AGAIN_S):
             return False
         pause_s = _AGAIN_S[self._count]
@@ -175,10 +179,7 @@ class ConnectionFailures:
 async def open_http_client(
     address: AgentAddress, timeout_s: float, newest: NewestAnswer | None = None
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """Open an HTTP client whose requests belong to the current span (S-INT-37).
-
-    `timeout_s` is the longest silence before and within an answer. An agent without streaming is silent until it is done.
-    """
+    """Open an HTTP client of the current span (S-INT-37); `timeout_s` is the longest silence."""
     if importlib.util.find_spec("a2a") is None:
         raise ToolConfigurationError(_INSTALL)
     import httpx
@@ -206,29 +207,15 @@ async def _bound(newest: NewestAnswer, response: httpx.Response) -> None:
 
 
 async def fetch_card(address: AgentAddress) -> AgentCard:
-    """Return the card of an agent, without retries."""
-    from a2a.utils.errors import A2AError
-
     async with open_http_client(address, ANSWER_S) as http:
-        try:
-            return await _get_card(address, http)
-        except A2AError as error:
-            raise _no_card(address, error) from error
+        return await _get_card(address, http)
 
 
 async def connect(address: AgentAddress, http: httpx.AsyncClient, failures: ConnectionFailures) -> Client:
-    """Return a client for an interface of the agent's card that is allowed and supported."""
     from a2a.client import ClientConfig, ClientFactory
     from a2a.utils.constants import TransportProtocol
-    from a2a.utils.errors import A2AError
 
-    while True:
-        try:
-            card = await _get_card(address, http)
-            break
-        except A2AError as error:  # the agent may be restarting, and fetching the card has no effect
-            if not _is_lost(error) or not await failures.pause():
-                raise _no_card(address, error) from error
+    card = await _get_card(address, http, failures)
     failures.reset()
     named = [each.url for each in card.supported_interfaces]
     allowed = [each for each in card.supported_interfaces if address.allows(each.url)]
@@ -255,18 +242,29 @@ async def connect(address: AgentAddress, http: httpx.AsyncClient, failures: Conn
         ) from error
 
 
-async def _get_card(address: AgentAddress, http: httpx.AsyncClient) -> AgentCard:
+async def _get_card(
+    address: AgentAddress, http: httpx.AsyncClient, failures: ConnectionFailures | None = None
+) -> AgentCard:
+    """Fetch the card, with retries only if `failures` counts them."""
     import httpx
     from a2a.client import A2ACardResolver
+    from a2a.utils.errors import A2AError
 
     limits = httpx.Timeout(ANSWER_S, connect=address.connect_timeout_s)
-    with sdk_errors():
-        async with asyncio.timeout(ANSWER_S):
-            return await A2ACardResolver(http, address.url).get_agent_card(http_kwargs={"timeout": limits})
-
-
-def _no_card(address: AgentAddress, error: A2AError) -> RemoteAgentError:
-    return RemoteAgentError(f"Remote agent {address.url}: its card cannot be read: {cause_of(error)}")
+    while True:
+        try:
+            with sdk_errors():
+                async with asyncio.timeout(ANSWER_S):
+                    return await A2ACardResolver(http, address.url).get_agent_card(http_kwargs={"timeout": limits})
+        except A2AError as error:  # the agent may be restarting, and fetching the card has no effect
+            status = _status_of(error)
+            is_lost = isinstance(error.__cause__, httpx.RequestError) and not tls_flaw(error)
+            if status is not None:
+                is_lost = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER
+            if failures is None or not is_lost or not await failures.pause():
+                raise RemoteAgentError(
+                    f"Remote agent {address.url}: its card cannot be read: {cause_of(error)}"
+                ) from error
 
 
 # --- tasks and answers ---
@@ -283,8 +281,6 @@ _LARGEST_WHOLE = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAnswer:
-    """The answer of a remote agent, or the reason why there is none."""
-
     text: str
     #: content of its data parts; None: there are none
     data: object = None
@@ -308,12 +304,10 @@ class RemoteTask:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the agent sends no further update by itself."""
         return self._reply is not None or self._state in _OVER | _ASKING
 
     @property
     def is_over(self) -> bool:
-        """Whether the remote agent has stopped its work on the task."""
         return self._reply is not None or self._state in _OVER
 
     @property
@@ -338,10 +332,8 @@ class RemoteTask:
                 return ""
             case "artifact_update":
                 self.task_id = response.artifact_update.task_id
-                artifact, text = (
-                    response.artifact_update.artifact,
-                    _artifact_text(response.artifact_update.artifact.parts),
-                )
+                artifact = response.artifact_update.artifact
+                text = _artifact_text(artifact.parts)
                 known = self._artifacts.get(artifact.artifact_id)
                 if known is not None and response.artifact_update.append:
                     known.extend(artifact.parts)
@@ -352,7 +344,6 @@ class RemoteTask:
                 return ""
 
     def update_from(self, task: Task) -> str:
-        """Apply the complete state of the task; return its text, unless parts of it were returned before."""
         is_first = not self._artifacts
         self.task_id = task.id
         self._set_status(task.status)
@@ -360,7 +351,6 @@ class RemoteTask:
         return self._text() if is_first else ""
 
     def answer(self) -> RemoteAnswer:
-        """Return the answer; raise `ValueError` if it contains numbers that JSON lacks."""
         if self._reply is not None:
             return RemoteAnswer(text=_text_of(self._reply.parts), data=_data_of(self._reply.parts))
         status = "" if self._status_message is None else _text_of(self._status_message.parts)
@@ -395,12 +385,10 @@ class RemoteTask:
 
 
 def _artifact_text(parts: Iterable[Part]) -> str:
-    """Return the text of an artifact, whose parts are pieces of one text."""
     return "".join(whole_text(part.text) for part in parts if part.WhichOneof("content") == "text")
 
 
 def _text_of(parts: Iterable[Part]) -> str:
-    """Return the text of a message, with the names of its files."""
     texts: list[str] = []
     for part in parts:
         match part.WhichOneof("content"):
@@ -416,13 +404,13 @@ def _text_of(parts: Iterable[Part]) -> str:
 
 
 def _data_of(parts: Iterable[Part]) -> object:
-    """Return the data of a message: the value of its only data part, or a list of several; None without data."""
+    """Return the value of the only data part, or a list of several."""
     found: list[object] = [plain_value(part.data) for part in parts if part.WhichOneof("content") == "data"]
     return found[0] if len(found) == 1 else found or None
 
 
 def plain_value(value: Value) -> JsonValue:
-    """Return data as JSON with integers, which the protocol's values lack; raise `ValueError` for infinity and NaN."""
+    """Return data as JSON with integers; raise `ValueError` for infinity and NaN."""
     from google.protobuf.json_format import MessageToDict
 
     return _with_integers(cast("JsonValue", MessageToDict(value)))
@@ -468,7 +456,6 @@ class NewestAnswer:
 
 
 def _is_final(answer: str) -> bool:
-    """Return whether an answer ends its task or is a message; False if its JSON does not show it."""
     try:
         found: object = json.loads(answer)
     except (ValueError, RecursionError):
@@ -500,22 +487,16 @@ def sdk_errors() -> Generator[None]:
     except TimeoutError as error:
         raise A2AClientTimeoutError("no answer in time") from error
     except (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = "it is nested too deeply" if _is_depth(error) else f"{type(error).__name__}: {message_of(error)}"
+        why = "it is nested too deeply" if is_too_deep(error) else f"{type(error).__name__}: {message_of(error)}"
         why = message_of(error) if isinstance(error, UnpackingError) else why
         raise InvalidAgentResponseError(f"its answer cannot be read: {why}") from error
 
 
-def is_too_deep(error: A2AError) -> bool:
-    """Return whether the answer is nested more deeply than the protocol's messages allow."""
-    return _is_depth(error.__cause__)
-
-
 def is_beyond_limits(error: A2AError) -> bool:
-    """Return whether the answer is nested too deeply or too long: a retry has no use."""
-    return is_too_deep(error) or isinstance(error.__cause__, UnpackingError)
+    return is_too_deep(error.__cause__) or isinstance(error.__cause__, UnpackingError)
 
 
-def _is_depth(error: BaseException | None) -> bool:
+def is_too_deep(error: BaseException | None) -> bool:
     from google.protobuf.json_format import ParseError
 
     return isinstance(error, RecursionError) or (isinstance(error, ParseError) and "too deep" in str(error))
@@ -531,14 +512,13 @@ def is_refusal(error: A2AError) -> bool:
 
 
 def has_unknown_outcome(error: A2AError) -> bool:
-    """Return whether the agent answered with an internal error or an unreadable answer: the work may be done."""
     from a2a.utils.errors import InternalError, InvalidAgentResponseError
 
     return isinstance(error, InternalError | InvalidAgentResponseError)
 
 
 def was_not_processed(error: A2AError) -> bool:
-    """Return whether the request certainly had no effect, so that any request can be repeated."""
+    """Return whether the request certainly had no effect."""
     import httpx
 
     if isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
@@ -547,7 +527,7 @@ def was_not_processed(error: A2AError) -> bool:
 
 
 def cause_of(error: A2AError) -> str:
-    """Return the reason of an error without the URL, which may contain secrets and is part of the SDK's own texts."""
+    """Return the reason of an error without the URL, which may contain secrets."""
     import httpx
 
     cause = error.__cause__
@@ -568,18 +548,272 @@ def cause_of(error: A2AError) -> str:
     return message_of(error)
 
 
-def _is_lost(error: A2AError) -> bool:
-    """Return whether the agent was not reachable, or asks for a retry."""
-    import httpx
-
-    status = _status_of(error)
-    if status is not None:
-        return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER
-    return isinstance(error.__cause__, httpx.RequestError) and not tls_flaw(error)
-
-
 def _status_of(error: A2AError) -> int | None:
     import httpx
 
     cause = error.__cause__
     return cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
+
+
+# --- calls and the tool ---
+
+#: The generic limit of a tool call comes later than this tool's own limit, which reports more, and its cancellation.
+_GRACE_S = 15.0
+_UNKNOWN = (
+    "Outcome unknown: {error}. The agent may have finished all, a part or none of the work, and the request was not "
+    "repeated. Check the outcome before you call it again. If you cannot check it, do not repeat the call, and say in "
+    "your answer that its outcome is unknown."
+)
+
+
+class A2ATool(AbstractAgentTool):
+    """Sends its input to an agent of another system and returns the agent's answer.
+
+    Args:
+        url: URL of the agent's card, up to `/.well-known/agent-card.json`.
+        name: Name for the model; None: `ask_` and the last part of the URL.
+        description: Explains to the model when to use the tool; None: a general text.
+        headers: Headers of every request; their values are never shown.
+        hosts: Further hosts that the card may name, besides the host of the URL.
+        effect: Effect of a call on the outside world. With `once`, a message that may have arrived is not sent again.
+        timeout: Time limit of one call, in seconds or as a `timedelta`.
+        connect_timeout: Time limit of a connection, in seconds or as a `timedelta`.
+
+    Raises:
+        ValidationError: the URL, the name, a header or a limit is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        hosts: Collection[str] = (),
+        effect: Effect = "once",
+        timeout: float | timedelta = 30.0,
+        connect_timeout: float | timedelta = 10.0,
+    ) -> None:
+        self._address = AgentAddress.of(
+            url, headers=headers, hosts=hosts, connect_timeout_s=seconds_of(connect_timeout, "connect_timeout")
+        )
+        self.name = name or f"ask_{make_tool_name(self._address.name)}"
+        if problem := check_tool_name(self.name):
+            raise ValidationError(f"A2ATool: {problem}")
+        self.description = (
+            description or f"Asks the agent '{self._address.name}' of another system. Say all it must know."
+        )
+        self.effect = check_effect(effect, "A2ATool")
+        self._limit_s = seconds_of(timeout, "timeout")
+        self.timeout = self._limit_s + _GRACE_S
+
+    def __repr__(self) -> str:
+        return f"A2ATool({self._address.url!r})"
+
+    async def do_execute(self, text: str, /) -> ToolResult:
+        message_id = self.context.idempotency_key or new_run_id()
+        answering = ask_agent(
+            self._address, text, message_id=message_id, may_repeat=self.effect != "once", timeout_s=self._limit_s
+        )
+        try:
+            async with aclosing(answering) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, RemoteAnswer):
+                        return ToolResult.success(piece.shown, piece.data)
+        except RemoteAgentError as error:
+            is_unknown = error.may_be_done and self.effect == "once"
+            return ToolResult.failure(_UNKNOWN.format(error=error) if is_unknown else str(error))
+        except ToolConfigurationError as error:
+            return ToolResult.failure(str(error))
+        return ToolResult.failure(f"Remote agent {self._address.url} did not answer")
+
+
+def seconds_of(timeout: float | timedelta, name: str) -> float:
+    seconds = timeout_seconds(timeout)
+    if seconds is None:
+        raise ValidationError(f"RemoteAgent {name} must end")
+    return seconds
+
+
+#: Longest silence on the stream of a task, s. After it, the stream counts as lost.
+_SILENCE_S = 120.0
+_FIRST_POLL_S, _LAST_POLL_S = 0.25, 5.0
+#: Time limit of a cancellation, s. Our own endpoint answers one within 5 s.
+_CANCEL_S = 10.0
+_MOST_RESTARTS = 5
+_DEADLINE = "deadline"
+
+
+async def ask_agent(
+    address: AgentAddress, text: str, *, message_id: str, may_repeat: bool, timeout_s: float
+) -> AsyncGenerator[str | RemoteAnswer]:
+    """Yield pieces of an answer, then all of it. A message that may have arrived is sent again only if `may_repeat`."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    call = _AgentCall(address, text, message_id, may_repeat=may_repeat, timeout_s=timeout_s)
+    async with aclosing(call.stream(ConnectionFailures(deadline))) as pieces:
+        while True:
+            # The timeout covers each step, not the yield: it must not cancel the code that consumes the pieces.
+            try:
+                async with asyncio.timeout_at(deadline):
+                    piece = await anext(pieces, None)
+            except TimeoutError:
+                raise call.failure(f": no answer within {timeout_s:g} s") from None
+            if piece is None:
+                break
+            yield piece
+    yield call.answer()
+
+
+class _AgentCall:
+    def __init__(
+        self, address: AgentAddress, text: str, message_id: str, *, may_repeat: bool, timeout_s: float
+    ) -> None:
+        self._address = address
+        self._text = text
+        self._first_id = self._message_id = message_id
+        self._may_repeat = may_repeat
+        self._timeout_s = timeout_s
+        self._deadline = SystemClock().now() + timeout_s
+        self._task = RemoteTask()
+        self._newest = NewestAnswer()
+        self._restarts = 0
+
+    def answer(self) -> RemoteAnswer:
+        try:
+            answer = self._task.answer()
+        except ValueError as error:
+            raise self.failure(f": its answer cannot be read: {error}") from error
+        if answer.failure is not None:
+            raise RemoteAgentError(f"Remote agent {self._address.url}: {answer.failure}")
+        return answer
+
+    def failure(self, text: str, cause: A2AError | None = None) -> RemoteAgentError:
+        """Return the error of a call; a final answer that is only nested too deeply is an outcome (S-INT-97)."""
+        is_answered = cause is not None and is_too_deep(cause.__cause__) and self._newest.is_final
+        may_be_done = self._task.may_have_begun and not is_answered
+        return RemoteAgentError(f"Remote agent {self._address.url}{text}", may_be_done=may_be_done)
+
+    async def stream(self, failures: ConnectionFailures) -> AsyncGenerator[str]:
+        """Yield pieces of text until the task is settled; finally, cancel it if the agent still works on it."""
+        task = self._task
+        async with open_http_client(self._address, self._timeout_s, self._newest) as http:
+            client = await connect(self._address, http, failures)
+            try:
+                while not task.is_settled:
+                    if task.task_id is not None:
+                        await self._poll(client, failures)
+                        break
+                    async with aclosing(self._send(client, failures)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+            finally:
+                if task.task_id is not None and not task.is_over:
+                    await _cancel(client, task.task_id)
+
+    async def _send(self, client: Client, failures: ConnectionFailures) -> AsyncGenerator[str]:
+        """Send the message and yield the answer's text, until it must be sent again or the connection is lost."""
+        from a2a.utils.errors import A2AError
+
+        task = self._task
+        may_have_begun_before, task.may_have_begun = task.may_have_begun, True
+        is_first = True
+        try:
+            async with aclosing(_receive(client, self._message(), task)) as responses:
+                async for response in responses:
+                    failures.reset()
+                    piece = task.update(response)
+                    if is_first and self._restart_if_cancelled():
+                        return
+                    is_first = False
+                    if piece:
+                        yield piece
+                    if task.is_settled:  # the agent may leave its stream open (S-INT-98)
+                        return
+        except A2AError as error:
+            await self._handle_failure(error, failures, may_have_begun_before=may_have_begun_before)
+        else:
+            if task.task_id is None and not task.is_settled:
+                raise self.failure(": its answer has neither a task nor a message")
+
+    async def _handle_failure(
+        self, error: A2AError, failures: ConnectionFailures, *, may_have_begun_before: bool
+    ) -> None:
+        task = self._task
+        if task.is_settled:
+            return
+        if task.task_id is None and (is_refusal(error) or was_not_processed(error)):
+            task.may_have_begun = may_have_begun_before
+        is_final = is_refusal(error) or has_unknown_outcome(error) or (task.may_have_begun and not self._may_repeat)
+        if (task.task_id is None and is_final) or not await failures.pause():
+            from a2a.client.errors import A2AClientError
+
+            refuses = is_refusal(error) and not isinstance(error, A2AClientError)
+            raise self.failure(f"{' refuses' if refuses else ''}: {cause_of(error)}", error) from error
+
+    def _restart_if_cancelled(self) -> bool:
+        """Return whether to send the message under another id, since an earlier run cancelled its task."""
+        if not (self._may_repeat and self._task.is_cancelled) or self._restarts == _MOST_RESTARTS:
+            return False
+        self._restarts += 1
+        self._message_id = uuid_of(f"{self._first_id}/again-{self._restarts}")
+        self._task.reset()
+        return True
+
+    def _message(self) -> SendMessageRequest:
+        from a2a.types import Message, Part, Role, SendMessageRequest
+
+        message = Message(message_id=self._message_id, role=Role.ROLE_USER, parts=[Part(text=self._text)])
+        request = SendMessageRequest(message=message)
+        request.metadata.update({_DEADLINE: datetime.fromtimestamp(self._deadline, UTC).isoformat()})
+        return request
+
+    async def _poll(self, client: Client, failures: ConnectionFailures) -> None:
+        from a2a.types import GetTaskRequest
+        from a2a.utils.errors import A2AError
+
+        task = self._task
+        pause_s = _FIRST_POLL_S
+        while True:
+            try:
+                with sdk_errors():
+                    async with asyncio.timeout(ANSWER_S):
+                        found = await client.get_task(GetTaskRequest(id=task.task_id or ""))
+            except A2AError as error:
+                if is_refusal(error) or is_beyond_limits(error) or not await failures.pause():
+                    raise self.failure(f" says of its task '{task.task_id}': {cause_of(error)}", error) from error
+                continue
+            failures.reset()
+            task.update_from(found)
+            if task.is_settled:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LAST_POLL_S)
+
+
+async def _receive(client: Client, request: SendMessageRequest, task: RemoteTask) -> AsyncGenerator[StreamResponse]:
+    async with aclosing(cast("AsyncGenerator[StreamResponse]", client.send_message(request))) as responses:
+        while True:
+            with sdk_errors():
+                async with asyncio.timeout(None if task.task_id is None else _SILENCE_S):
+                    response = await anext(responses, None)
+            if response is None:
+                return
+            yield response
+
+
+async def _cancel(client: Client, task_id: str) -> None:
+    from a2a.types import CancelTaskRequest
+    from a2a.utils.errors import A2AError
+
+    async def cancel() -> None:
+        with contextlib.suppress(A2AError), sdk_errors():
+            async with asyncio.timeout(_CANCEL_S):
+                await client.cancel_task(CancelTaskRequest(id=task_id))
+
+    cancelling = asyncio.ensure_future(cancel())
+    try:
+        await asyncio.shield(cancelling)
+    except asyncio.CancelledError:  # cancelled again: finish the short request first
+        await cancelling
+        raise

@@ -41,7 +41,7 @@ class ResultError(TypeError):
 
 
 async def call_to_end(function: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-    """Call user code: async code on this loop, sync code in a thread; a generator becomes a list (S-LLM-45, S-LLM-46)."""
+    """Call user code, sync code in a thread; a generator becomes a list (S-LLM-45, S-LLM-46)."""
     if is_async_callable(function):
         return await collect(function(*args, **kwargs))
     # The iterator is read in the thread that created it: a `sqlite3.Cursor` belongs to its thread.
@@ -84,13 +84,13 @@ def collect_here(returned: object) -> object:
     """`collect` for synchronous code."""
     if inspect.isawaitable(returned) or isinstance(returned, AsyncIterator):
         returned = run_to_end(collect(cast("object", returned)))
-    return (
-        _list_items(cast("Iterator[object]", returned), "A generator") if isinstance(returned, Iterator) else returned
-    )
+    if isinstance(returned, Iterator):
+        return _list_items(cast("Iterator[object]", returned), "A generator")
+    return returned
 
 
 def run_to_end(awaitable: Awaitable[T]) -> T:
-    """Run an awaitable from synchronous code, even if this thread's event loop is running."""
+    """Run an awaitable from synchronous code, even on the thread of a running loop."""
 
     async def awaited() -> T:
         return await awaitable
@@ -118,10 +118,7 @@ def run_to_end(awaitable: Awaitable[T]) -> T:
 
 
 class TimeLimit:
-    """An `asyncio.timeout` that can pause; None is no limit. Use it on the event loop of its call only.
-
-    While its block runs, it is one of `limits`, the active limits of the call.
-    """
+    """An `asyncio.timeout` that can pause. While its block runs, it is one of the call's `limits`."""
 
     def __init__(self, limit_s: float | None, limits: list[TimeLimit]) -> None:
         self._timer = asyncio.timeout(limit_s)
@@ -131,11 +128,9 @@ class TimeLimit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up. It tells the limit's `TimeoutError` from one that the block raised."""
         return self._timer.expired()
 
     def pause(self) -> None:
-        """Stop the clock until `resume`. Pauses nest."""
         self._pauses += 1
         ends_at = self._timer.when()
         if self._pauses == 1 and ends_at is not None:
@@ -162,10 +157,7 @@ class TimeLimit:
 
 
 def render_value(value: object, source: str = "A tool") -> str:
-    """Return the text of a tool's return value (S-TOOL-14): data as JSON, None as "", other values by `str`.
-
-    A value without text raises `ResultError` (S-LLM-47); its message begins with `source`.
-    """
+    """Return a value's text: data as JSON, None as "", others by `str` (S-TOOL-14); or raise `ResultError`."""
     if isinstance(value, Enum):
         value = cast("object", value.value)
     if isinstance(value, str):
@@ -189,7 +181,7 @@ def render_value(value: object, source: str = "A tool") -> str:
 
 
 def name_value(value: object) -> str:
-    """Return the text of a value; an object without a text is named by its class, without its address (S-LLM-49)."""
+    """Return a value's text; an object without one is named by its class (S-LLM-49)."""
     shown = jsonable(value)
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", shown if isinstance(shown, str) else to_json(shown).decode())
 
@@ -219,7 +211,8 @@ def _plain_data(value: object, source: str) -> object:
         case str() | bytes() | bytearray() | memoryview() | BaseModel():
             return value
         case set() | frozenset():
-            return sorted((_plain_data(each, source) for each in cast("set[object]", value)), key=_sort_key)
+            items = [_plain_data(each, source) for each in cast("set[object]", value)]
+            return sorted(items, key=lambda each: (0, each, "") if isinstance(each, int | float) else (1, 0, str(each)))
         case tuple() if hasattr(value, "_asdict"):  # a `NamedTuple`
             return _plain_data(value._asdict(), source)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         case Mapping():
@@ -238,14 +231,9 @@ def _plain_data(value: object, source: str) -> object:
 
 
 def _is_plain_dataclass(value: object) -> bool:
-    """Return whether the fields are the value's JSON: a dataclass without its own `__str__` or serializer."""
     kind = type(value)
     is_own = kind.__str__ is not object.__str__ or hasattr(kind, "__pydantic_serializer__")
     return dataclasses.is_dataclass(kind) and not is_own
-
-
-def _sort_key(item: object) -> tuple[bool, float, str]:
-    return (False, item, "") if isinstance(item, int | float) else (True, 0, str(item))
 
 
 def _str_of(value: object, source: str) -> str:
@@ -323,7 +311,7 @@ class GuardedToolMetrics:
 
 
 def record_metric(metrics: ToolMetrics, method: str, *arguments: object) -> None:
-    """Call a method of the user's metrics, if it exists: methods for a tool's own metrics are optional (S-TM-6)."""
+    """Call a method of the user's metrics if it exists (S-TM-6)."""
     found: object = getattr(metrics, method, None)
     if found is not None:
         cast("Callable[..., object]", found)(*arguments)
@@ -332,6 +320,4 @@ def record_metric(metrics: ToolMetrics, method: str, *arguments: object) -> None
 class AsksModel(Protocol):
     """Answers requests during one tool call, within the task's budget and the model's rate limit."""
 
-    async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        """Ask the model, on the event loop of the call; raise `BudgetExhaustedError` if the run's budget is spent."""
-        ...
+    async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse: ...
