@@ -6,71 +6,37 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any
 from urllib.parse import quote
 
+from a2a import types
+from a2a.server.context import ServerCallContext
+from a2a.server.events.event_queue import Event
 from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
-from a2a.types import (
-    AgentCapabilities,
-    AgentCard,
-    AgentExtension,
-    AgentInterface,
-    AgentSkill,
-    Artifact,
-    CancelTaskRequest,
-    DeleteTaskPushNotificationConfigRequest,
-    GetExtendedAgentCardRequest,
-    GetTaskPushNotificationConfigRequest,
-    GetTaskRequest,
-    HTTPAuthSecurityScheme,
-    ListTaskPushNotificationConfigsRequest,
-    ListTaskPushNotificationConfigsResponse,
-    ListTasksRequest,
-    ListTasksResponse,
-    Message,
-    Part,
-    Role,
-    SecurityRequirement,
-    SecurityScheme,
-    SendMessageRequest,
-    StringList,
-    SubscribeToTaskRequest,
-    Task,
-    TaskArtifactUpdateEvent,
-    TaskPushNotificationConfig,
-    TaskState,
-    TaskStatus,
-    TaskStatusUpdateEvent,
-)
+from a2a.utils import errors
 from a2a.utils.constants import PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0, TransportProtocol
-from a2a.utils.errors import (
-    A2AError,
-    ExtendedAgentCardNotConfiguredError,
-    InternalError,
-    InvalidParamsError,
-    PushNotificationNotSupportedError,
-    TaskNotCancelableError,
-    TaskNotFoundError,
-    UnsupportedOperationError,
-)
+from fastapi import Request
 from fastapi.responses import Response
 from google.protobuf.json_format import Parse, ParseError
 from google.protobuf.struct_pb2 import Value
 from pydantic import JsonValue, ValidationError
 from sse_starlette import EventSourceResponse
+from starlette.types import Receive
 from typing_extensions import override
 
 from ensemble_ray.access.keys import Right
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.answers import json_text
-from ensemble_ray.serve.asked_run import BlockingRun, DoneTask, token_of
+from ensemble_ray.serve.blocking_run import BlockingRun, DoneTask, token_of
+from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.middleware import traceparent_of
+from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import (
     EnsembleInfo,
     NewDecision,
@@ -87,16 +53,6 @@ from ensemble_ray.serve.visible_runs import visible_run
 from ensemble_ray.studio.event_answer import SEND_TIMEOUT_S, STREAM_HEADERS
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.a2a.client import IDEMPOTENT_MESSAGES, plain_value
-
-if TYPE_CHECKING:
-    from a2a.server.context import ServerCallContext
-    from a2a.server.events.event_queue import Event
-    from fastapi import Request
-    from starlette.types import Receive
-
-    from ensemble_ray.serve.callers import Caller
-    from ensemble_ray.serve.run_service import RunService
-
 
 _SENT_AGAIN = "A message that is sent again with the same messageId is the same task"
 _TEXT, _JSON = "text/plain", "application/json"
@@ -115,20 +71,19 @@ CONTEXT_TAG = "a2a.context"
 _OUTPUT = "output"
 #: The SDK reads whole messages to a depth of 100.
 _DEEPEST = 80
-_STATES: Mapping[RunStatus, TaskState] = {
-    RunStatus.ACCEPTED: TaskState.TASK_STATE_SUBMITTED,
-    RunStatus.RUNNING: TaskState.TASK_STATE_WORKING,
-    RunStatus.WAITING: TaskState.TASK_STATE_INPUT_REQUIRED,
-    RunStatus.COMPLETED: TaskState.TASK_STATE_COMPLETED,
-    RunStatus.FAILED: TaskState.TASK_STATE_FAILED,
-    RunStatus.CANCELLED: TaskState.TASK_STATE_CANCELED,
-    RunStatus.REJECTED: TaskState.TASK_STATE_REJECTED,
-    RunStatus.BUDGET_EXHAUSTED: TaskState.TASK_STATE_FAILED,
-    RunStatus.INTERRUPTED: TaskState.TASK_STATE_FAILED,
+_STATES: Mapping[RunStatus, types.TaskState] = {
+    RunStatus.ACCEPTED: types.TaskState.TASK_STATE_SUBMITTED,
+    RunStatus.RUNNING: types.TaskState.TASK_STATE_WORKING,
+    RunStatus.WAITING: types.TaskState.TASK_STATE_INPUT_REQUIRED,
+    RunStatus.COMPLETED: types.TaskState.TASK_STATE_COMPLETED,
+    RunStatus.FAILED: types.TaskState.TASK_STATE_FAILED,
+    RunStatus.CANCELLED: types.TaskState.TASK_STATE_CANCELED,
+    RunStatus.REJECTED: types.TaskState.TASK_STATE_REJECTED,
+    RunStatus.BUDGET_EXHAUSTED: types.TaskState.TASK_STATE_FAILED,
+    RunStatus.INTERRUPTED: types.TaskState.TASK_STATE_FAILED,
 }
 #: Characters of a task's description in a progress message.
 _SHOWN = 200
-T = TypeVar("T")
 _log = bounded_logger(__name__)
 #: Refusals with these statuses are sent as HTTP answers. The protocol has no errors for them.
 _HTTP_STATUSES = frozenset(
@@ -145,39 +100,40 @@ _LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_ada
 _DEFECTS = ("Unhandled", "Error during stream")
 
 
-def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> AgentCard:
-    """Return the card of a team whose messages are sent to `url`."""
+def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> types.AgentCard:
     takes_text = not missing_beside_text(info)
     modes = [_TEXT, _JSON] if takes_text else [_JSON]
-    card = AgentCard(
+    example = ", ".join(f'"{name}": ...' for name in info.inputs)
+    text = f"a text, which is the input '{info.chat.input}', or " if takes_text else ""
+    card = types.AgentCard(
         name=info.name,
         description=info.description or f"The team '{info.name}': {_size(info)}, {info.workflow}",
         version=package_version(),
         supported_interfaces=[
-            AgentInterface(url=url, protocol_binding=TransportProtocol.JSONRPC.value, protocol_version=version)
+            types.AgentInterface(url=url, protocol_binding=TransportProtocol.JSONRPC.value, protocol_version=version)
             for version in (PROTOCOL_VERSION_1_0, PROTOCOL_VERSION_0_3)
         ],
-        capabilities=AgentCapabilities(
+        capabilities=types.AgentCapabilities(
             streaming=True,
             push_notifications=False,
             extended_agent_card=False,
-            extensions=[AgentExtension(uri=IDEMPOTENT_MESSAGES, description=_SENT_AGAIN)],
+            extensions=[types.AgentExtension(uri=IDEMPOTENT_MESSAGES, description=_SENT_AGAIN)],
         ),
         default_input_modes=modes,
         default_output_modes=[_TEXT, _JSON],
         skills=[
-            AgentSkill(
+            types.AgentSkill(
                 id="run",
                 name=f"Run {info.name}",
-                description=_how_to_ask(info, takes_text=takes_text),
+                description=f"Takes {text}a data part {{{example}}}",
                 tags=[info.workflow, *(f"{name}:{value}" if value else name for name, value in info.tags.items())],
             )
         ],
     )
     if asks_for_keys:
-        scheme = HTTPAuthSecurityScheme(scheme="bearer", description="A key of this endpoint")
-        card.security_schemes[_KEY].CopyFrom(SecurityScheme(http_auth_security_scheme=scheme))
-        card.security_requirements.append(SecurityRequirement(schemes={_KEY: StringList()}))
+        scheme = types.HTTPAuthSecurityScheme(scheme="bearer", description="A key of this endpoint")
+        card.security_schemes[_KEY].CopyFrom(types.SecurityScheme(http_auth_security_scheme=scheme))
+        card.security_requirements.append(types.SecurityRequirement(schemes={_KEY: types.StringList()}))
     return card
 
 
@@ -198,20 +154,8 @@ def _size(info: EnsembleInfo) -> str:
             return f"{count} tasks"
 
 
-def _how_to_ask(info: EnsembleInfo, *, takes_text: bool) -> str:
-    example = ", ".join(f'"{name}": ...' for name in info.inputs)
-    data = f"a data part {{{example}}}"
-    if not takes_text:
-        return f"Takes {data}"
-    return f"Takes a text, which is the input '{info.chat.input}', or {data}"
-
-
-def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]:
-    """Return the inputs of a run from the parts of a message.
-
-    Raises:
-        Refusal: a part is neither text nor an object, an input occurs twice, or the team has no input for the text.
-    """
+def inputs_of(parts: Sequence[types.Part], info: EnsembleInfo) -> dict[str, JsonValue]:
+    """Return the inputs of a run from the parts of a message."""
     texts, data = _read(parts)
     if texts is None:
         return data
@@ -226,12 +170,7 @@ def inputs_of(parts: Sequence[Part], info: EnsembleInfo) -> dict[str, JsonValue]
     return {**data, info.chat.input: texts}
 
 
-def decision_of(parts: Sequence[Part], reviews: Sequence[OpenReview]) -> tuple[str, NewDecision]:
-    """Return the gate that a message decides, and the decision.
-
-    Raises:
-        Refusal: the message contains no decision, or does not name one of several gates.
-    """
+def decision_of(parts: Sequence[types.Part], reviews: Sequence[OpenReview]) -> tuple[str, NewDecision]:
     texts, data = _read(parts)
     gate = data.pop("gate_id", None)
     if texts is not None and data:
@@ -266,7 +205,7 @@ def _check_decision(data: dict[str, JsonValue]) -> NewDecision:
         raise _wrong(f"The data part is no decision: {problems}. {HOW_TO_DECIDE}") from None
 
 
-def _read(parts: Iterable[Part]) -> tuple[str | None, dict[str, JsonValue]]:
+def _read(parts: Iterable[types.Part]) -> tuple[str | None, dict[str, JsonValue]]:
     """Return the joined text parts of a message, None if there are none, and the merged data parts."""
     texts: list[str] = []
     data: dict[str, JsonValue] = {}
@@ -298,9 +237,9 @@ def context_of(run: RunDetail) -> str:
     return run.tags.get(CONTEXT_TAG, run.run_id)
 
 
-def task_of(run: RunDetail) -> Task:
+def task_of(run: RunDetail) -> types.Task:
     artifact = _artifact(run)
-    return Task(
+    return types.Task(
         id=run.run_id,
         context_id=context_of(run),
         status=_status(run),
@@ -308,39 +247,23 @@ def task_of(run: RunDetail) -> Task:
     )
 
 
-def status_event(run: RunDetail) -> TaskStatusUpdateEvent:
-    return TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=_status(run))
-
-
-def working_event(run: RunDetail, text: str = "") -> TaskStatusUpdateEvent:
+def working_event(run: RunDetail, text: str = "") -> types.TaskStatusUpdateEvent:
     """Return the event for a running task, with a text about its progress."""
-    status = TaskStatus(state=TaskState.TASK_STATE_WORKING)
+    status = types.TaskStatus(state=types.TaskState.TASK_STATE_WORKING)
     status.timestamp.GetCurrentTime()
     if text:
-        status.message.CopyFrom(_message(run, RunStatus.RUNNING, [Part(text=text)]))
-    return TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=status)
+        status.message.CopyFrom(_message(run, RunStatus.RUNNING, [types.Part(text=text)]))
+    return types.TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=status)
 
 
-def text_event(run: RunDetail, text: str, *, is_first: bool) -> TaskArtifactUpdateEvent:
-    """Return the event for a piece of streamed output."""
-    artifact = Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=[Part(text=text)])
-    return TaskArtifactUpdateEvent(
-        task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=not is_first
+def artifact_event(run: RunDetail, artifact: types.Artifact, *, append: bool) -> types.TaskArtifactUpdateEvent:
+    return types.TaskArtifactUpdateEvent(
+        task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=append
     )
 
 
-def artifact_event(run: RunDetail) -> TaskArtifactUpdateEvent | None:
-    """Return the event with the whole output, which replaces the streamed pieces; None without an output."""
-    artifact = _artifact(run)
-    if artifact is None:
-        return None
-    return TaskArtifactUpdateEvent(
-        task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=False, last_chunk=True
-    )
-
-
-def _status(run: RunDetail) -> TaskStatus:
-    status = TaskStatus(state=_STATES[run.status])
+def _status(run: RunDetail) -> types.TaskStatus:
+    status = types.TaskStatus(state=_STATES[run.status])
     status.timestamp.FromDatetime(run.ended_at or run.created_at)
     parts = _describe_status(run)
     if parts:
@@ -348,33 +271,33 @@ def _status(run: RunDetail) -> TaskStatus:
     return status
 
 
-def _message(run: RunDetail, status: RunStatus, parts: list[Part]) -> Message:
-    return Message(
+def _message(run: RunDetail, status: RunStatus, parts: list[types.Part]) -> types.Message:
+    return types.Message(
         message_id=f"{run.run_id}:{status}",
         context_id=context_of(run),
         task_id=run.run_id,
-        role=Role.ROLE_AGENT,
+        role=types.Role.ROLE_AGENT,
         parts=parts,
     )
 
 
-def _describe_status(run: RunDetail) -> list[Part]:
+def _describe_status(run: RunDetail) -> list[types.Part]:
     """Return the questions at open gates, or the reason why there is no output."""
     if run.status is RunStatus.WAITING:
         return _questions(run)
     if run.error is not None:
         causes = f" Causes: {'; '.join(run.error.causes)}" if run.error.causes else ""
-        return [Part(text=f"{run.error.error}: {run.error.message}{causes}")]
+        return [types.Part(text=f"{run.error.error}: {run.error.message}{causes}")]
     match run.status:
         case RunStatus.BUDGET_EXHAUSTED:
-            return [Part(text="The run exhausted its budget before its end")]
+            return [types.Part(text="The run exhausted its budget before its end")]
         case RunStatus.INTERRUPTED:
-            return [Part(text="The run was interrupted. Its record is complete up to that point")]
+            return [types.Part(text="The run was interrupted. Its record is complete up to that point")]
         case _:
             return []
 
 
-def _questions(run: RunDetail) -> list[Part]:
+def _questions(run: RunDetail) -> list[types.Part]:
     gates = [
         {"gate_id": each.gate_id, "timing": each.timing, "prompt": each.prompt, "task": each.task_description,
          "output": each.task_output, "expires_at": None if each.expires_at is None else each.expires_at.isoformat()}
@@ -384,28 +307,22 @@ def _questions(run: RunDetail) -> list[Part]:
         "\n\n".join(filter(None, (each.prompt, f"Task: {each.task_description}", each.task_output)))
         for each in run.reviews
     ]
-    return [Part(text="\n\n".join((*texts, HOW_TO_DECIDE))), Part(data=_value({"gates": gates}))]
+    return [types.Part(text="\n\n".join((*texts, HOW_TO_DECIDE))), types.Part(data=_value({"gates": gates}))]
 
 
-def _artifact(run: RunDetail) -> Artifact | None:
-    """Return the output of a run: its text, and its data if the last task has an output type."""
+def _artifact(run: RunDetail) -> types.Artifact | None:
     result = run.result
     if result is None or (run.status is not RunStatus.COMPLETED and not result.raw):
         return None
-    parts = [Part(text=result.raw)]
+    parts = [types.Part(text=result.raw)]
     structured = next((each.structured for each in reversed(result.tasks) if each.text == result.raw), None)
     if structured is not None:
         with contextlib.suppress(ParseError, RecursionError):  # the text part contains the data as well (S-INT-97)
-            parts.append(Part(data=_value(structured)))
-    return Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=parts)
+            parts.append(types.Part(data=_value(structured)))
+    return types.Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=parts)
 
 
 def _value(data: object) -> Value:
-    """Convert JSON data to a protobuf value.
-
-    Raises:
-        ParseError: the data is nested too deeply.
-    """
     return Parse(json_text(data), Value(), max_recursion_depth=_DEEPEST)
 
 
@@ -419,8 +336,9 @@ class TaskStream:
         self._turn = 0
         self._is_working = False
 
-    def events(self, happened: RunEvent | RunDetail) -> list[TaskStatusUpdateEvent | TaskArtifactUpdateEvent]:
-        """Translate an event, or the ended run."""
+    def events(
+        self, happened: RunEvent | RunDetail
+    ) -> list[types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent]:
         if isinstance(happened, RunDetail):
             return self._end(happened)
         if (token := token_of(happened)) is not None:
@@ -430,7 +348,8 @@ class TaskStream:
                 self._turn, self._sent = token.iteration_index, ""
             is_first = not self._sent
             self._sent += token.token
-            return [text_event(self._run, token.token, is_first=is_first)]
+            piece = types.Artifact(artifact_id=_OUTPUT, name=_OUTPUT, parts=[types.Part(text=token.token)])
+            return [artifact_event(self._run, piece, append=not is_first)]
         match happened.type:
             case "task_started" if not self._is_working:
                 self._is_working = True
@@ -443,11 +362,15 @@ class TaskStream:
             case _:
                 return []
 
-    def _end(self, run: RunDetail) -> list[TaskStatusUpdateEvent | TaskArtifactUpdateEvent]:
-        output = artifact_event(run)
-        if output is None or [each.text for each in output.artifact.parts] == [self._sent]:
-            return [status_event(run)]
-        return [output, status_event(run)]
+    def _end(self, run: RunDetail) -> list[types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent]:
+        status = types.TaskStatusUpdateEvent(task_id=run.run_id, context_id=context_of(run), status=_status(run))
+        output = _artifact(run)
+        if output is None or [each.text for each in output.parts] == [self._sent]:
+            return [status]
+        # The whole output replaces the streamed pieces.
+        whole = artifact_event(run, output, append=False)
+        whole.last_chunk = True
+        return [whole, status]
 
 
 class TeamHandler(RequestHandler):
@@ -474,87 +397,68 @@ class TeamHandler(RequestHandler):
         self.refusal: Refusal | None = None
 
     @override
-    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
-        return await self._translate_refusals(self._send_message(params))
+    async def on_message_send(self, params: types.SendMessageRequest, context: ServerCallContext) -> types.Task:
+        with self._protocol_errors():
+            run = await self._carry_out(params.message)
+            if not params.configuration.return_immediately and not _is_settled(run):
+                run = await self._blocking_run(run.run_id).end_for(self._receive, or_gate=True)
+            return task_of(run)
 
     @override
     async def on_message_send_stream(
-        self, params: SendMessageRequest, context: ServerCallContext
+        self, params: types.SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        run = await self._translate_refusals(self._carry_out(params.message))
-        async with aclosing(self._stream_run(run)) as events:
-            async for event in events:
-                yield event
+        with self._protocol_errors():
+            run = await self._carry_out(params.message)
+            async with aclosing(self._follow_run(run)) as events:
+                async for event in events:
+                    yield event
 
     @override
     async def on_subscribe_to_task(
-        self, params: SubscribeToTaskRequest, context: ServerCallContext
+        self, params: types.SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        run = await self._translate_refusals(self._get_own_run(params.id, Right.READ))
-        if run.status.is_final:
-            raise UnsupportedOperationError(f"Task '{run.run_id}' has ended: read it with GetTask")
-        async with aclosing(self._stream_run(run)) as events:
-            async for event in events:
-                yield event
+        with self._protocol_errors():
+            run = await self._get_own_run(params.id, Right.READ)
+            if run.status.is_final:
+                raise errors.UnsupportedOperationError(f"Task '{run.run_id}' has ended: read it with GetTask")
+            async with aclosing(self._follow_run(run)) as events:
+                async for event in events:
+                    yield event
 
     @override
-    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
-        return await self._translate_refusals(self._get_task(params.id))
+    async def on_get_task(self, params: types.GetTaskRequest, context: ServerCallContext) -> types.Task:
+        with self._protocol_errors():
+            return task_of(await self._get_own_run(params.id, Right.READ))
 
     @override
-    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
-        return await self._translate_refusals(self._cancel_run(params.id))
+    async def on_cancel_task(self, params: types.CancelTaskRequest, context: ServerCallContext) -> types.Task:
+        with self._protocol_errors():
+            await self._get_own_run(params.id, Right.RUN)
+            await self._service.cancel(params.id)
+            return task_of(await self._service.wait(params.id, _CANCEL_S))
 
     @override
-    async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        raise UnsupportedOperationError("This agent does not list tasks: use GET /runs of the endpoint")
+    async def on_list_tasks(
+        self, params: types.ListTasksRequest, context: ServerCallContext
+    ) -> types.ListTasksResponse:
+        raise errors.UnsupportedOperationError("This agent does not list tasks: use GET /runs of the endpoint")
 
     @override
     async def on_get_extended_agent_card(
-        self, params: GetExtendedAgentCardRequest, context: ServerCallContext
-    ) -> AgentCard:
-        raise ExtendedAgentCardNotConfiguredError
+        self, params: types.GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> types.AgentCard:
+        raise errors.ExtendedAgentCardNotConfiguredError
 
-    @override
-    async def on_create_task_push_notification_config(
-        self, params: TaskPushNotificationConfig, context: ServerCallContext
-    ) -> TaskPushNotificationConfig:
-        raise PushNotificationNotSupportedError
+    async def _refuse_push_notifications(self, params: Any, context: ServerCallContext) -> Any:  # noqa: ARG002
+        raise errors.PushNotificationNotSupportedError
 
-    @override
-    async def on_get_task_push_notification_config(
-        self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
-    ) -> TaskPushNotificationConfig:
-        raise PushNotificationNotSupportedError
+    on_create_task_push_notification_config = _refuse_push_notifications
+    on_get_task_push_notification_config = _refuse_push_notifications
+    on_list_task_push_notification_configs = _refuse_push_notifications
+    on_delete_task_push_notification_config = _refuse_push_notifications
 
-    @override
-    async def on_list_task_push_notification_configs(
-        self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
-    ) -> ListTaskPushNotificationConfigsResponse:
-        raise PushNotificationNotSupportedError
-
-    @override
-    async def on_delete_task_push_notification_config(
-        self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
-    ) -> None:
-        raise PushNotificationNotSupportedError
-
-    async def _send_message(self, params: SendMessageRequest) -> Task:
-        run = await self._carry_out(params.message)
-        if not params.configuration.return_immediately and not _is_settled(run):
-            run = await self._blocking_run(run.run_id).end_for(self._receive, or_gate=True)
-        return task_of(run)
-
-    async def _get_task(self, run_id: str) -> Task:
-        return task_of(await self._get_own_run(run_id, Right.READ))
-
-    async def _cancel_run(self, run_id: str) -> Task:
-        await self._get_own_run(run_id, Right.RUN)
-        await self._service.cancel(run_id)
-        return task_of(await self._service.wait(run_id, _CANCEL_S))
-
-    async def _carry_out(self, message: Message) -> RunDetail:
-        """Start a run or decide a gate, and return the run."""
+    async def _carry_out(self, message: types.Message) -> RunDetail:
         if message.task_id:
             return await self._decide(message)
         self._caller.check(Right.RUN)
@@ -566,14 +470,14 @@ class TeamHandler(RequestHandler):
         taken = await self._service.start(asked, idempotency_key=self._key(message))
         return await self._service.get(taken.run_id)
 
-    def _key(self, message: Message) -> str | None:
+    def _key(self, message: types.Message) -> str | None:
         """Return the idempotency key of a message. It differs between callers and teams."""
         if not message.message_id:
             return None
         digest = hashlib.sha256(f"{self._info.name}\n{message.message_id}".encode()).hexdigest()
-        return f"{self._caller.name}:a2a:{digest}"
+        return self._caller.own_key(f"a2a:{digest}")
 
-    async def _decide(self, message: Message) -> RunDetail:
+    async def _decide(self, message: types.Message) -> RunDetail:
         run = await self._get_own_run(message.task_id, Right.REVIEW)
         if message.context_id and message.context_id != context_of(run):
             raise _wrong(f"Task '{run.run_id}' is of another context than '{message.context_id[:200]}'")
@@ -596,12 +500,6 @@ class TeamHandler(RequestHandler):
     def _blocking_run(self, run_id: str) -> BlockingRun:
         return BlockingRun(self._service, run_id, ends_with_client=False)
 
-    async def _stream_run(self, run: RunDetail) -> AsyncGenerator[Event]:
-        """Yield the events of a run. Refusals become errors of the protocol."""
-        async with aclosing(self._follow_run(run)) as events:
-            while (event := await self._translate_refusals(anext(events, None))) is not None:
-                yield event
-
     async def _follow_run(self, run: RunDetail) -> AsyncGenerator[Event]:
         """Yield the run, tokens of its output, finished tasks, and its end or its questions."""
         yield task_of(run)
@@ -622,29 +520,30 @@ class TeamHandler(RequestHandler):
             run = await self._service.get(run.run_id)
         return run
 
-    async def _translate_refusals(self, asking: Awaitable[T]) -> T:
-        """Await a result. A refusal becomes an error of the protocol; the text of a defect is only logged."""
+    @contextlib.contextmanager
+    def _protocol_errors(self) -> Generator[None]:
+        """Turn a refusal into an error of the protocol. The text of a defect is only logged."""
         try:
-            return await asking
-        except A2AError:
+            yield
+        except errors.A2AError:
             raise
         except Refusal as refusal:
-            self._refuse(refusal)
+            raise self._error_of(refusal) from refusal
         except Exception as error:  # noqa: BLE001  a defect of ours
             _log.error("Team '%s': %s in an answer of A2A", self._info.name, type(error).__name__, exc_info=error)
-            raise InternalError(f"{type(error).__name__} in the endpoint. Its log says more") from None
+            raise errors.InternalError(f"{type(error).__name__} in the endpoint. Its log says more") from None
 
-    def _refuse(self, refusal: Refusal) -> NoReturn:
+    def _error_of(self, refusal: Refusal) -> errors.A2AError:
         if refusal.status in _HTTP_STATUSES or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.refusal = refusal
-            raise InternalError(refusal.message) from refusal
+            return errors.InternalError(refusal.message)
         match refusal.code:
             case "RUN_NOT_FOUND":
-                raise TaskNotFoundError(refusal.message) from refusal
+                return errors.TaskNotFoundError(refusal.message)
             case "RUN_OVER":
-                raise TaskNotCancelableError(refusal.message) from refusal
+                return errors.TaskNotCancelableError(refusal.message)
             case _:
-                raise InvalidParamsError(refusal.message) from refusal
+                return errors.InvalidParamsError(refusal.message)
 
 
 def _is_settled(run: RunDetail) -> bool:
@@ -662,11 +561,6 @@ for _name in _LOGGERS:
 
 
 async def dispatch(request: Request, service: RunService, caller: Caller, info: EnsembleInfo) -> Response:
-    """Answer a request about a team.
-
-    Raises:
-        Refusal: the protocol has no error for the refusal.
-    """
     handler = TeamHandler(service, caller, info, request.receive, traceparent=traceparent_of(request))
     answer = await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)
     if handler.refusal is not None:
@@ -678,7 +572,6 @@ async def dispatch(request: Request, service: RunService, caller: Caller, info: 
 
 
 def card_data(request: Request, info: EnsembleInfo) -> dict[str, Any]:
-    """Return the card of a team as JSON data."""
     public: str | None = request.app.state.public_url
     base = (public or str(request.base_url)).rstrip("/")
     return agent_card_to_dict(

@@ -53,7 +53,6 @@ def failure_answer(failure: Failure, headers: Mapping[str, str] | None = None) -
 
 
 def add_failure_handlers(api: FastAPI) -> None:
-    """Answer all errors with a `Failure`."""
     api.add_exception_handler(Refusal, _refusal)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _not_served)
@@ -61,11 +60,7 @@ def add_failure_handlers(api: FastAPI) -> None:
 
 
 def refusal_answer(refusal: Refusal) -> JSONResponse:
-    """Return a refusal as an answer, with its status and headers."""
-    headers = dict(refusal.headers)
-    if refusal.retry_after_s is not None:
-        headers["retry-after"] = str(refusal.retry_after_s)
-    return failure_answer(describe_refusal(refusal), headers)
+    return failure_answer(describe_refusal(refusal), refusal.all_headers)
 
 
 def _refusal(_request: Request, error: Exception) -> JSONResponse:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextvars
+import importlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http import HTTPStatus
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ensemble_ray.access.admission import is_allowed_origin
+from ensemble_ray.access.keys import Right
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.forks import threads
-from ensemble_ray.serve.answers import add_failure_handlers
+from ensemble_ray.serve.answers import add_failure_handlers, refusal_answer
 from ensemble_ray.serve.callers import Callers
-from ensemble_ray.serve.mcp_api import add_mcp
-from ensemble_ray.serve.middleware import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck, body_too_long
-from ensemble_ray.serve.openai_api.asking import refusal_error
-from ensemble_ray.serve.openai_api.chat import chat_router, model_router
-from ensemble_ray.serve.openai_api.responses import response_router
+from ensemble_ray.serve.middleware import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck, body_too_long, caller_of
+from ensemble_ray.serve.openai_api import chat_router, model_router, refusal_error, response_router
 from ensemble_ray.serve.routes import (
     a2a_router,
     capabilities_router,
@@ -31,15 +37,13 @@ from ensemble_ray.serve.routes import (
     runs_router,
 )
 from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES, BodyLimit, ResponseHeaders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-
-_STUDIO = "/studio"
+_STUDIO, MCP_PATH = "/studio", "/mcp"
 ROUTERS: tuple[APIRouter, ...] = (
     ensembles_router,
     runs_router,
@@ -128,7 +132,8 @@ def build_api(
     for router in routers:
         # `include_router` would build each route a second time at the first request (40 ms), without any other effect.
         api.router.routes.extend(router.routes)
-    mcp = add_mcp(api, max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
+    mcp = _LazyMcp(max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
+    api.router.routes.append(Route(MCP_PATH, endpoint=cast("ASGIApp", mcp), include_in_schema=False))
     if has_studio:
         api.mount(_STUDIO, _LazyStudio(lambda: cast("RunService", api.state.service)))
     return api
@@ -157,3 +162,61 @@ class _LazyStudio:
         from ensemble_ray.serve.studio import endpoint_studio
 
         return endpoint_studio(self._service)
+
+
+class _LazyMcp:
+    """Checks requests and passes them to the SDK's server, which the first request loads and starts."""
+
+    def __init__(self, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._allowed_origins = frozenset(allowed_origins)
+        self._opening: asyncio.Task[StreamableHTTPSessionManager] | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(Request(scope), scope)
+        except Refusal as refusal:
+            await refusal_answer(refusal)(scope, receive, send)
+            return
+        if self._opening is None:
+            # An empty context, because the server must outlive the first request.
+            self._opening = asyncio.create_task(self._open(), context=contextvars.Context())
+        manager = await asyncio.shield(self._opening)
+        await manager.handle_request(scope, receive, send)
+
+    async def close(self) -> None:
+        self._closed.set()
+        if self._holding is not None:
+            await asyncio.wait({self._holding})
+
+    def _check(self, request: Request, scope: Scope) -> None:
+        """Raise a `Refusal` if the method, the origin, the caller's rights or the installation do not allow the request."""
+        caller_of(request).check(Right.RUN)
+        if not is_allowed_origin(scope, self._allowed_origins):  # the protocol requires it also for requests with a key
+            text = (
+                "Pages of this origin may not send requests. What to do: ask the operator to add it to allowed_origins"
+            )
+            raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
+        if request.method != "POST":  # without sessions there are no other methods
+            text = f"{request.method} {MCP_PATH}: only POST is served, since the server keeps no sessions"
+            allow = (("allow", "POST"),)
+            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", text, headers=allow)
+        if find_spec("mcp") is None:
+            text = "MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'"
+            raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "NOT_INSTALLED", text)
+
+    async def _open(self) -> StreamableHTTPSessionManager:
+        server = await asyncio.to_thread(importlib.import_module, "ensemble_ray.serve.mcp_api")
+        manager: StreamableHTTPSessionManager = server.build_session_manager(max_body_bytes=self._max_body_bytes)
+        is_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold(manager, is_open))
+        await is_open
+        return manager
+
+    async def _hold(self, manager: StreamableHTTPSessionManager, is_open: asyncio.Future[None]) -> None:
+        """Keep the manager open. Its cancel scopes must be entered and left by the same task."""
+        async with manager.run():
+            is_open.set_result(None)
+            await self._closed.wait()

@@ -21,7 +21,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, named_models, parse_datasets
-from ensemble_ray.serve.driving.remote_runs import RemoteRuns
+from ensemble_ray.serve.driving.driver import RemoteRuns
 from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
 from ensemble_ray.serve.middleware import body_limit
 from ensemble_ray.serve.team import load_teams, team_names
@@ -97,11 +97,7 @@ class EndpointOptions(BaseModel):
         return named_models(value.split(",")) if isinstance(value, str) else value
 
     def chosen_namespace(self) -> str:
-        """Return the namespace of its runs; empty: the default one.
-
-        Raises:
-            ValidationError: the name is invalid.
-        """
+        """Return the namespace of its runs; empty: the default one."""
         chosen = Settings.from_environment().namespace if self.namespace is None else self.namespace
         return check_namespace(chosen.strip())
 

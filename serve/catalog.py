@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from ensemble_ray import ExitEarlyError, IllegalStateError, ValidationError
+from pydantic import JsonValue
+
+from ensemble_ray import ChatModel, ExitEarlyError, IllegalStateError, ValidationError
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import Refusal, ToolInfo, ToolReply
 from ensemble_ray.teamfile.fields import load_model
@@ -23,12 +25,6 @@ from ensemble_ray.tools.registry import BoundAgentTool, resolve_tools
 from ensemble_ray.tools.tool import ToolContext
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.value import to_tuple
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
-
-    from ensemble_ray import ChatModel
-
 
 _log = bounded_logger(__name__)
 #: Time limit of one call, s.
@@ -40,18 +36,8 @@ _RETRY_S = 5
 
 
 class ToolCatalog:
-    """The tools of one endpoint."""
-
     def __init__(self, entries: object = (), *, time_limit_s: float = _CALL_S) -> None:
-        """Serve tools.
-
-        Args:
-            entries: The tools, as in an agent's list.
-            time_limit_s: Time limit of one call, s.
-
-        Raises:
-            ValidationError: an entry is not a tool, asks a person before each call, or shares its name with another one.
-        """
+        """Serve the entries of an agent's list of tools."""
         tools = to_tuple(entries)
         self._tools = resolve_tools(tools)
         bound = [self._tools.get(name) for name in self._tools.names]
@@ -65,18 +51,13 @@ class ToolCatalog:
 
     @property
     def infos(self) -> list[ToolInfo]:
-        """Descriptions for clients."""
         return [
             ToolInfo(name=each.name, description=each.description, parameters=cast("JsonValue", each.parameters))
             for each in self._tools.specs
         ]
 
     async def invoke(self, name: str, arguments: Mapping[str, JsonValue]) -> ToolReply:
-        """Call a tool once, as a model would. A failure of the tool is a normal answer.
-
-        Raises:
-            Refusal: there is no such tool, too many calls are running, the call timed out, or the tool is misconfigured.
-        """
+        """Call a tool once, as a model would. A failure of the tool is a normal answer."""
         bound = self._tools.get(name)
         if bound is None:
             shown = ", ".join(self._tools.names)
@@ -109,11 +90,7 @@ class ToolCatalog:
 
 
 def load_catalog(references: Sequence[str]) -> ToolCatalog:
-    """Return the tools of these references. Each names a tool or a list of tools.
-
-    Raises:
-        ValidationError: a reference is not found, or `ToolCatalog` rejects a tool.
-    """
+    """Return the tools of these references. Each names a tool or a list of tools."""
     entries: list[object] = []
     if references:
         make_importable(Path.cwd())
@@ -124,15 +101,7 @@ def load_catalog(references: Sequence[str]) -> ToolCatalog:
 
 
 def load_models(references: Mapping[str, object], *, needs_keys: bool = True) -> Mapping[str, ChatModel]:
-    """Return the models to which runs can switch, by name.
-
-    Args:
-        references: By name: `module:attribute`, or a value of `llm` in a team file.
-        needs_keys: Whether model keys must be present. The process that deploys does not need them.
-
-    Raises:
-        ValidationError: an entry names no model.
-    """
+    """Return the models to which runs can switch, by name. The process that deploys does not need their keys."""
     found: dict[str, ChatModel] = {}
     for name, given in references.items():
         try:
@@ -143,11 +112,7 @@ def load_models(references: Mapping[str, object], *, needs_keys: bool = True) ->
 
 
 def named_models(given: Iterable[str]) -> dict[str, str]:
-    """Parse texts of the form `NAME=MODEL`, or `module:attribute` with the attribute as the name.
-
-    Raises:
-        ValidationError: a text has no name, or two have the same.
-    """
+    """Parse texts of the form `NAME=MODEL`, or `module:attribute` with the attribute as the name."""
     found: dict[str, str] = {}
     for text in filter(None, map(str.strip, given)):
         name, equals, reference = (part.strip() for part in text.partition("="))
@@ -162,12 +127,7 @@ def named_models(given: Iterable[str]) -> dict[str, str]:
 
 
 class DatasetCatalog:
-    """The Datasets of one endpoint.
-
-    Args:
-        sources: By name: a Dataset, or a function without arguments that returns one.
-        references: Configured references of the sources, for messages.
-    """
+    """The Datasets of one endpoint, or functions that return them. `references` name them in messages."""
 
     def __init__(
         self, sources: Mapping[str, object] | None = None, references: Mapping[str, str] | None = None
@@ -186,9 +146,6 @@ class DatasetCatalog:
         """Return a Dataset whose rows have the same order in each pass. Blocks, because its function may read files.
 
         A resumed run reads the rows again from the first, possibly in another process.
-
-        Raises:
-            Refusal: there is no such Dataset, or its function returned another type.
         """
         self.check(name)
         source = self._sources[name]
@@ -207,9 +164,6 @@ class DatasetCatalog:
 
 def parse_datasets(texts: str) -> dict[str, str]:
     """Parse a text such as `orders=shop:orders,people=shop:people`.
-
-    Raises:
-        ValidationError: a part has another form.
     Example:
         >>> parse_datasets("orders=shop:orders, people=shop:read_people")
         {'orders': 'shop:orders', 'people': 'shop:read_people'}
@@ -225,11 +179,7 @@ def parse_datasets(texts: str) -> dict[str, str]:
 
 
 def load_datasets(references: Mapping[str, str]) -> DatasetCatalog:
-    """Return the Datasets of these references. Each names a Dataset, or a function without arguments that returns one.
-
-    Raises:
-        ValidationError: a reference is not found, or names something else.
-    """
+    """Return the Datasets of these references. Each names a Dataset, or a function without arguments that returns one."""
     if references:
         make_importable(Path.cwd())
     sources = {name: find_attribute(reference) for name, reference in references.items()}

@@ -10,29 +10,7 @@ import re
 from collections.abc import Iterator
 from http import HTTPStatus
 
-from ensemble_ray import (
-    AgentExecutionError,
-    CircuitOpenError,
-    ConstraintViolationError,
-    GraphNoEdgeMatchedError,
-    GuardrailViolationError,
-    IllegalStateError,
-    MaxGraphStepsExceededError,
-    MaxIterationsExceededError,
-    MaxLoopIterationsExceededError,
-    OutputParsingError,
-    ParallelExecutionError,
-    PromptTemplateError,
-    RateLimitInterruptedError,
-    RateLimitTimeoutError,
-    RecordError,
-    ReviewDecidedError,
-    ReviewTimeoutError,
-    RunExistsError,
-    TaskExecutionError,
-    UnknownOutcomeError,
-    ValidationError,
-)
+from ensemble_ray import errors
 from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.serve.schemas import Failure, FinishedTask, Refusal
 
@@ -47,32 +25,31 @@ _CODES = {
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: The first row whose class occurs in the chain of causes applies, so specific classes come first.
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
-    (RunExistsError, HTTPStatus.CONFLICT),
-    (PromptTemplateError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
-    (IllegalStateError, HTTPStatus.INTERNAL_SERVER_ERROR),
-    (GuardrailViolationError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (RateLimitTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (RateLimitInterruptedError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (CircuitOpenError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (UnknownOutcomeError, HTTPStatus.INTERNAL_SERVER_ERROR),
-    (OutputParsingError, HTTPStatus.BAD_GATEWAY),
-    (MaxIterationsExceededError, HTTPStatus.BAD_GATEWAY),
-    (ConstraintViolationError, HTTPStatus.BAD_GATEWAY),
-    (MaxLoopIterationsExceededError, HTTPStatus.BAD_GATEWAY),
-    (MaxGraphStepsExceededError, HTTPStatus.BAD_GATEWAY),
-    (GraphNoEdgeMatchedError, HTTPStatus.BAD_GATEWAY),
-    (ReviewTimeoutError, HTTPStatus.GATEWAY_TIMEOUT),
-    (ReviewDecidedError, HTTPStatus.CONFLICT),
-    (AgentExecutionError, HTTPStatus.BAD_GATEWAY),
-    (TaskExecutionError, HTTPStatus.BAD_GATEWAY),
-    (ParallelExecutionError, HTTPStatus.BAD_GATEWAY),
+    (errors.RunExistsError, HTTPStatus.CONFLICT),
+    (errors.PromptTemplateError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (errors.RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (errors.IllegalStateError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (errors.GuardrailViolationError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (errors.RateLimitTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (errors.RateLimitInterruptedError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (errors.CircuitOpenError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (errors.UnknownOutcomeError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (errors.OutputParsingError, HTTPStatus.BAD_GATEWAY),
+    (errors.MaxIterationsExceededError, HTTPStatus.BAD_GATEWAY),
+    (errors.ConstraintViolationError, HTTPStatus.BAD_GATEWAY),
+    (errors.MaxLoopIterationsExceededError, HTTPStatus.BAD_GATEWAY),
+    (errors.MaxGraphStepsExceededError, HTTPStatus.BAD_GATEWAY),
+    (errors.GraphNoEdgeMatchedError, HTTPStatus.BAD_GATEWAY),
+    (errors.ReviewTimeoutError, HTTPStatus.GATEWAY_TIMEOUT),
+    (errors.ReviewDecidedError, HTTPStatus.CONFLICT),
+    (errors.AgentExecutionError, HTTPStatus.BAD_GATEWAY),
+    (errors.TaskExecutionError, HTTPStatus.BAD_GATEWAY),
+    (errors.ParallelExecutionError, HTTPStatus.BAD_GATEWAY),
 )
 
 
 def status_of(error: BaseException) -> HTTPStatus:
-    """Return the status for an error of a run."""
-    if isinstance(error, ValidationError):
+    if isinstance(error, errors.ValidationError):
         # Without a trace the run has not started, so the request is wrong: an id that is invalid or in use, for
         # instance. With a trace the team is wrong, and another request does not help.
         has_begun = error.trace is not None
@@ -90,14 +67,14 @@ def status_of_name(name: str) -> HTTPStatus:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the request is wrong and the run did not start."""
-    is_of_request = isinstance(error, ValidationError | PromptTemplateError | RunExistsError)
+    is_of_request = isinstance(error, errors.ValidationError | errors.PromptTemplateError | errors.RunExistsError)
     return is_of_request and getattr(error, "trace", None) is None
 
 
 def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
     """Return the body for an error of a run. `run_id` is used if the error names no run."""
     causes = list(_chain(error))[1:]
-    if isinstance(error, ParallelExecutionError):
+    if isinstance(error, errors.ParallelExecutionError):
         causes += error.failed_task_causes.values()
     shown = [cause for cause in causes if isinstance(cause, OWN_ERRORS)]
     return Failure(
@@ -106,7 +83,7 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
         status=status_of(error),
         message=str(error) or type(error).__name__,
         run_id=getattr(error, "run_id", None) or run_id,
-        missing=list(error.missing_variables) if isinstance(error, PromptTemplateError) else [],
+        missing=list(error.missing_variables) if isinstance(error, errors.PromptTemplateError) else [],
         causes=[f"{type(cause).__name__}: {cause}" for cause in shown],
         tasks=[FinishedTask.of(output) for output in getattr(error, "completed_task_outputs", ())],
     )
@@ -130,7 +107,6 @@ def describe_refusal(refusal: Refusal) -> Failure:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, nearest first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import importlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
-from http import HTTPStatus
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pydantic
-from fastapi import FastAPI
 from mcp import MCPError
+from mcp.server import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    InputRequest,
     InputRequiredResult,
+    InputResponse,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -30,30 +28,19 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
-from starlette.routing import Route
 
-from ensemble_ray.access.admission import is_allowed_origin
 from ensemble_ray.access.keys import Right
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.review.elicitation import make_gate_form, read_client_answer, shows_forms
 from ensemble_ray.process.config import package_version
-from ensemble_ray.serve.answers import refusal_answer
-from ensemble_ray.serve.asked_run import BlockingRun, DoneTask
+from ensemble_ray.serve.blocking_run import BlockingRun, DoneTask
 from ensemble_ray.serve.middleware import caller_of, traceparent_of
-from ensemble_ray.serve.schemas import NewDecision, NewRun, Refusal, RunStatus, Verdict
-from ensemble_ray.serve.visible_runs import visible_run
+from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.schemas import EnsembleInfo, NewDecision, NewRun, Refusal, RunDetail, RunStatus, Verdict
+from ensemble_ray.serve.visible_runs import visible_run, visible_teams
 from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import Edit, ExitEarly, ReviewDecision
-
-if TYPE_CHECKING:
-    from mcp.server import ServerRequestContext
-    from mcp_types import InputRequest, InputResponse
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from ensemble_ray.serve.run_service import RunService
-    from ensemble_ray.serve.schemas import EnsembleInfo, RunDetail
-
 
 #: Argument for the items of a map-reduce, unless the team has an input of that name.
 ITEMS = "items"
@@ -66,8 +53,6 @@ _LONGEST_KEY = 255
 _LAST_PROGRESS_S = 5.0
 #: Characters of a task's description in messages.
 _SHOWN = 120
-PATH = "/mcp"
-_SERVER = "ensemble_ray.serve.mcp_api"
 
 
 def tools_by_name(teams: Iterable[EnsembleInfo]) -> Mapping[str, EnsembleInfo]:
@@ -99,8 +84,6 @@ def tool_of(name: str, team: EnsembleInfo) -> Tool:
 
 
 class McpTeam:
-    """A call of a team."""
-
     def __init__(self, context: ServerRequestContext[dict[str, Any]], request: Request, info: EnsembleInfo) -> None:
         self._context = context
         self._request = request
@@ -128,8 +111,7 @@ class McpTeam:
             run = await BlockingRun.begin(
                 self._service,
                 asked,
-                # Keys of different callers must not collide.
-                idempotency_key=None if self._key is None else f"{self._caller.name}:{self._key}",
+                idempotency_key=self._caller.own_key(self._key),
                 ends_with_client=self._ends_with_client,
             )
         except pydantic.ValidationError as error:
@@ -139,11 +121,7 @@ class McpTeam:
         return await self._finish(run)
 
     async def resume(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
-        """Record decisions at a run's gates, and wait again.
-
-        Raises:
-            MCPError: the caller has no such run of this team.
-        """
+        """Record decisions at a run's gates, and wait again."""
         try:
             found = await visible_run(self._service, self._caller, run_id)
         except Refusal as refusal:
@@ -216,7 +194,6 @@ class McpTeam:
         return _make_failure(text, run_id=found.run_id)
 
     async def _report_progress(self, run_id: str) -> None:
-        """Report the number of tasks that completed or failed."""
         done = 0
         async with aclosing(self._service.events(run_id)) as events:
             async for each in events:
@@ -230,11 +207,7 @@ class McpTeam:
 
 
 def _idempotency_key(context: ServerRequestContext[dict[str, Any]], request: Request) -> str | None:
-    """Return the key of the call, else of the HTTP header.
-
-    Raises:
-        MCPError: the key is invalid.
-    """
+    """Return the key of the call, else of the HTTP header."""
     meta = cast("Mapping[str, object]", context.meta or {})
     key = meta.get(IDEMPOTENCY_KEY, request.headers.get("idempotency-key"))
     if key is None:
@@ -275,79 +248,7 @@ def _place(parts: tuple[int | str, ...]) -> str:
     return ".".join(map(str, parts))[:200]
 
 
-def add_mcp(api: FastAPI, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> McpEndpoint:
-    """Serve teams as tools at `/mcp`, also to pages of `allowed_origins`."""
-    endpoint = McpEndpoint(max_body_bytes=max_body_bytes, allowed_origins=allowed_origins)
-    api.router.routes.append(Route(PATH, endpoint=cast("ASGIApp", endpoint), include_in_schema=False))
-    return endpoint
-
-
-class McpEndpoint:
-    """Checks requests and passes them to the SDK's server, which the first request starts."""
-
-    def __init__(self, *, max_body_bytes: int, allowed_origins: Sequence[str]) -> None:
-        self._max_body_bytes = max_body_bytes
-        self._allowed_origins = frozenset(allowed_origins)
-        self._opening: asyncio.Task[StreamableHTTPSessionManager] | None = None
-        self._holding: asyncio.Task[None] | None = None
-        self._closed = asyncio.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._check(Request(scope), scope)
-        except Refusal as refusal:
-            await refusal_answer(refusal)(scope, receive, send)
-            return
-        manager = await self._manager()
-        await manager.handle_request(scope, receive, send)
-
-    async def close(self) -> None:
-        """End open answers."""
-        self._closed.set()
-        if self._holding is not None:
-            await asyncio.wait({self._holding})
-
-    def _check(self, request: Request, scope: Scope) -> None:
-        """Raise a `Refusal` if the method, the origin, the caller's rights or the installation do not allow the request."""
-        caller_of(request).check(Right.RUN)
-        if not is_allowed_origin(scope, self._allowed_origins):  # the protocol requires it also for requests with a key
-            text = (
-                "Pages of this origin may not send requests. What to do: ask the operator to add it to allowed_origins"
-            )
-            raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
-        if request.method != "POST":  # without sessions there are no other methods
-            text = f"{request.method} {PATH}: only POST is served, since the server keeps no sessions"
-            allow = (("allow", "POST"),)
-            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", text, headers=allow)
-        if find_spec("mcp") is None:
-            text = "MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'"
-            raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "NOT_INSTALLED", text)
-
-    async def _manager(self) -> StreamableHTTPSessionManager:
-        if self._opening is None:
-            # An empty context, because the server must outlive the first request.
-            self._opening = asyncio.create_task(self._open(), context=contextvars.Context())
-        return await asyncio.shield(self._opening)
-
-    async def _open(self) -> StreamableHTTPSessionManager:
-        server = await asyncio.to_thread(importlib.import_module, _SERVER)
-        manager = cast(
-            "StreamableHTTPSessionManager", server.build_session_manager(max_body_bytes=self._max_body_bytes)
-        )
-        is_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._holding = asyncio.create_task(self._hold(manager, is_open))
-        await is_open
-        return manager
-
-    async def _hold(self, manager: StreamableHTTPSessionManager, is_open: asyncio.Future[None]) -> None:
-        """Keep the manager open. Its cancel scopes must be entered and left by the same task."""
-        async with manager.run():
-            is_open.set_result(None)
-            await self._closed.wait()
-
-
 def build_session_manager(*, max_body_bytes: int) -> StreamableHTTPSessionManager:
-    """Return a stateless server for the SDK's HTTP transport."""
     server: Server[dict[str, Any]] = Server(
         "ensemble-ray",
         version=package_version(),
@@ -388,6 +289,4 @@ def _request_of(context: ServerRequestContext[dict[str, Any]]) -> Request:
 
 
 async def _teams(request: Request) -> Mapping[str, EnsembleInfo]:
-    """Return the caller's teams by tool name."""
-    caller = caller_of(request)
-    return tools_by_name([each for each in await request.app.state.service.ensembles() if caller.sees(each.name)])
+    return tools_by_name(await visible_teams(request.app.state.service, caller_of(request)))

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from ensemble_ray.serve.schemas import Metrics
+
 if TYPE_CHECKING:
-    from ensemble_ray.serve.driving.active import Outcome, RunQueue
-    from ensemble_ray.serve.schemas import Metrics
+    from ensemble_ray.serve.driving.run_driver import Outcome, RunQueue
 
 #: Codes of counted refusals. Invalid requests are not counted.
 _COUNTED = frozenset({"QUEUE_FULL", "RATE_LIMITED", "UNAUTHENTICATED"})
@@ -25,8 +26,6 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """Declaration of a metric."""
-
     name: str
     kind: MetricKind
     description: str
@@ -68,8 +67,6 @@ METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Current value of a metric."""
-
     metric: Metric
     #: label values, in the order of the metric's labels
     values: tuple[str, ...]
@@ -84,13 +81,9 @@ class Sample:
 class Exporter(Protocol):
     """Receives changes for the metrics system of a cluster."""
 
-    def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """Increase a counter."""
-        ...
+    def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None: ...
 
-    def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
-        """Set a gauge."""
-        ...
+    def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None: ...
 
 
 class RunTally:
@@ -101,7 +94,6 @@ class RunTally:
         self._amounts: dict[tuple[Metric, tuple[str, ...]], float] = {}
 
     def set_gauges(self, team: str, queue: RunQueue) -> None:
-        """Record how many runs of a team are queued, are running and wait for people."""
         self._put(RUNS, (team, "accepted"), queue.queued)
         self._put(RUNS, (team, "running"), queue.running)
         self._put(RUNS, (team, "waiting"), queue.waiting)
@@ -119,7 +111,6 @@ class RunTally:
             self._add(REFUSED, (code,), 1)
 
     def samples(self) -> Sequence[Sample]:
-        """Return the current values."""
         return [
             Sample(metric=metric, values=values, amount=amount) for (metric, values), amount in self._amounts.items()
         ]
@@ -148,7 +139,6 @@ class RunTally:
 
 
 def render_samples(samples: Sequence[Sample]) -> str:
-    """Return samples in the text format of Prometheus."""
     lines: list[str] = []
     for metric in METRICS:
         found = sorted((each for each in samples if each.metric == metric), key=lambda each: each.values)

@@ -58,11 +58,7 @@ _BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of 
 
 
 def body_limit(configured: int | None = None) -> int:
-    """Return the maximum body length: the configured one, else that of the environment, else the default.
-
-    Raises:
-        ValidationError: the variable is not a positive number.
-    """
+    """Return the maximum body length: the configured one, else that of the environment, else the default."""
     if configured is not None:
         return configured
     value = os.environ.get(BODY_VARIABLE, "").strip()
@@ -89,10 +85,8 @@ def body_too_long(limit: int) -> JSONResponse:
 class HostCheck:
     """Accepts requests for a served host only.
 
-    Args:
-        app: The next application.
-        allowed_hosts: Names besides those of loopback and the address at which a request arrived. `*.example.org` matches
-            all names below it, `*` any name.
+    `allowed_hosts` are names besides those of loopback and the address at which a request arrived. `*.example.org` matches all
+    names below it, `*` any name.
     """
 
     def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> None:
@@ -122,10 +116,6 @@ class OriginCheck:
 
     Without keys the endpoint trusts every local client, so any open page could use it. A request with a key passes,
     because a browser does not add a key by itself.
-
-    Args:
-        app: The next application.
-        allowed_origins: Origins whose pages may send requests.
     """
 
     def __init__(self, app: ASGIApp, *, allowed_origins: Collection[str] = ()) -> None:
@@ -159,8 +149,6 @@ class KeyCheck:
     """Accepts requests of known callers only.
 
     Args:
-        app: The next application.
-        callers: Identifies callers.
         forms: Builds answers to refusals, by path prefix, for APIs with their own error format. The longest prefix applies.
         is_open: Whether a path needs no key, besides those of probes.
     """
@@ -209,7 +197,7 @@ class _WatchedAnswer:
 
     def __init__(self, callers: Callers, credentials: Credentials, send: Send, answering: CancelScope) -> None:
         self._callers = callers
-        self._knock = Credentials(digest=credentials.digest, is_local=credentials.is_local, is_counted=False)
+        self._credentials = Credentials(digest=credentials.digest, is_local=credentials.is_local, is_counted=False)
         self._send = send
         self._answering = answering
         self._looked_at = time.monotonic()
@@ -217,7 +205,7 @@ class _WatchedAnswer:
     async def __call__(self, message: Message) -> None:
         if message.get("more_body") and time.monotonic() - self._looked_at >= _LOOK_S:
             try:
-                await self._callers.admit(self._knock)
+                await self._callers.admit(self._credentials)
             except Refusal as refusal:
                 if refusal.status is HTTPStatus.UNAUTHORIZED:
                     _log.warning("Ended an answer, because its key was revoked")
@@ -253,7 +241,6 @@ def is_local(scope: Scope) -> bool:
 def caller_of(
     request: Request, _sent: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)] = None
 ) -> Caller:
-    """Return the sender of a request."""
     found: object = getattr(request.state, "caller", ANYBODY)
     return found if isinstance(found, Caller) else ANYBODY
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pydantic
 
+from ensemble_ray import ChatModel, Runtime
 from ensemble_ray.definition.fields import check_models
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runtime import connect
@@ -20,25 +21,23 @@ from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.failures import describe_refusal
+from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import (
     NewDirective,
     NewModel,
     Refusal,
     RunControl,
+    RunDetail,
     RunRequestMessage,
     Subscribe,
     problems_of,
 )
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.studio import check_installed
+from ensemble_ray.teamfile import Runnable
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    from ensemble_ray import ChatModel, Runtime
-    from ensemble_ray.serve.run_service import RunService
-    from ensemble_ray.serve.schemas import Failure, RunDetail
-    from ensemble_ray.teamfile import Runnable
 
 
 _log = bounded_logger(__name__)
@@ -53,8 +52,6 @@ _MAX_RUNNING, _KEPT_RUNS = 5, 100
 
 
 class SocketClient(Protocol):
-    """One WebSocket connection."""
-
     async def send(self, message: Mapping[str, Any]) -> None:
         """Send a message after all earlier ones. No effect if the client has disconnected."""
         ...
@@ -74,7 +71,6 @@ class SocketControl:
 
     @property
     def handlers(self) -> Mapping[str, Callable[[SocketClient, Mapping[str, Any]], Awaitable[None]]]:
-        """Handlers by message type."""
         return {"run_request": self._request, "run_control": self._control, "subscribe": self._subscribe}
 
     def drop(self, client: SocketClient) -> None:
@@ -97,7 +93,7 @@ class SocketControl:
             asked = RunRequestMessage.model_validate(message)
             taken = await self._service.start(asked.new_run)
         except (pydantic.ValidationError, Refusal) as error:
-            await client.send({**answer, "status": "rejected", "error": _data(_failure(error))})
+            await client.send({**answer, **_rejection(error)})
             return
         await client.send({**answer, **taken.model_dump(mode="json")})
         task = asyncio.create_task(self._send_result(client, taken.run_id, asked.request_id))
@@ -124,7 +120,7 @@ class SocketControl:
         try:
             found = await self._carry_out(RunControl.model_validate(message))
         except (pydantic.ValidationError, Refusal) as error:
-            await client.send({**answer, "status": "rejected", "error": _data(_failure(error))})
+            await client.send({**answer, **_rejection(error)})
             return
         await client.send({**answer, "status": found.status.value})
 
@@ -142,7 +138,7 @@ class SocketControl:
         try:
             asked = Subscribe.model_validate(message)
         except pydantic.ValidationError as error:
-            await client.send({**answer, "status": "rejected", "error": _data(_failure(error))})
+            await client.send({**answer, **_rejection(error)})
             return
         client.subscribe(asked.types, asked.run_id)
         shown = ["*"] if asked.types is None else sorted(asked.types)
@@ -155,12 +151,9 @@ def _text(message: Mapping[str, Any], name: str) -> str | None:
     return found[:256] if isinstance(found, str) else None
 
 
-def _failure(error: pydantic.ValidationError | Refusal) -> Failure:
-    return describe_refusal(error if isinstance(error, Refusal) else problems_of(error))
-
-
-def _data(failure: Failure) -> dict[str, Any]:
-    return failure.model_dump(mode="json")
+def _rejection(error: pydantic.ValidationError | Refusal) -> dict[str, Any]:
+    failure = describe_refusal(error if isinstance(error, Refusal) else problems_of(error))
+    return {"status": "rejected", "error": failure.model_dump(mode="json")}
 
 
 class ProcessControl:

@@ -16,35 +16,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from ensemble_ray.access.keys import Right
+from ensemble_ray.serve import schemas
 from ensemble_ray.serve.answers import FAILURES, answer, failure_answer, json_text
-from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.metrics import render_samples
 from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
-from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunService
-from ensemble_ray.serve.schemas import (
-    AcceptedRun,
-    Capabilities,
-    DecidedReview,
-    EnsembleInfo,
-    EnsembleList,
-    Health,
-    Instant,
-    NewDecision,
-    NewDirective,
-    NewModel,
-    NewRun,
-    Refusal,
-    ReviewConflict,
-    ReviewList,
-    RunDetail,
-    RunEvent,
-    RunFilter,
-    RunPage,
-    RunStatus,
-    ToolCallBody,
-    ToolReply,
-)
-from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+from ensemble_ray.serve.schemas import Refusal, RunStatus
+from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.text.foreign_text import whole_json
 
@@ -73,14 +51,14 @@ _LOCATION = {"Location": {"description": "Path of the run", "schema": {"type": "
 @runs_router.post(
     "/runs",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=AcceptedRun,
+    response_model=schemas.AcceptedRun,
     responses={
-        200: {"model": RunDetail, "description": "The run ended while the client waited", "headers": _LOCATION},
+        200: {"model": schemas.RunDetail, "description": "The run ended while the client waited", "headers": _LOCATION},
         202: {"description": "The run was accepted", "headers": _LOCATION},
     },
 )
 async def post_run(
-    asked: NewRun,
+    asked: schemas.NewRun,
     service: ServiceDependency,
     caller: CallerDependency,
     request: Request,
@@ -94,11 +72,9 @@ async def post_run(
     if asked.task_overrides is not None or asked.tasks is not None:
         caller.check(Right.ADMIN)  # a changed task can use any tool of the endpoint
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
-    # Keys of different callers must not collide.
-    key = None if idempotency_key is None else f"{caller.name}:{idempotency_key}"
     span = traceparent_of(request, asked.traceparent)
     named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
-    taken = await service.start(named, idempotency_key=key)
+    taken = await service.start(named, idempotency_key=caller.own_key(idempotency_key))
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)
     seconds = preferred if wait is None else wait
@@ -114,7 +90,7 @@ async def post_run(
     return answer(found, HTTPStatus.OK, headers)
 
 
-@runs_router.get("/runs", response_model=RunPage)
+@runs_router.get("/runs", response_model=schemas.RunPage)
 async def get_runs(
     service: ServiceDependency,
     caller: CallerDependency,
@@ -122,7 +98,7 @@ async def get_runs(
     status: RunStatus | None = None,
     tag: Annotated[list[str], Query(max_length=16, description="NAME:VALUE; a run must have all of them")] = [],  # noqa: B006  FastAPI copies it
     ensemble: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  as above
-    since: Instant | None = None,
+    since: schemas.Instant | None = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = DEFAULT_PAGE,
 ) -> JSONResponse:
@@ -131,18 +107,18 @@ async def get_runs(
     ensembles = frozenset(ensemble) if ensemble else None
     if caller.ensembles is not None:
         ensembles = caller.ensembles if ensembles is None else ensembles & caller.ensembles
-    wanted = RunFilter(status=status, ensembles=ensembles, tags=dict(map(_tag, tag)), since=since)
+    wanted = schemas.RunFilter(status=status, ensembles=ensembles, tags=dict(map(_tag, tag)), since=since)
     return answer(await service.list(wanted, cursor=cursor, size=limit))
 
 
-@runs_router.get("/runs/{run_id}", response_model=RunDetail)
+@runs_router.get("/runs/{run_id}", response_model=schemas.RunDetail)
 async def get_run(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Return a run with its result or its error."""
     caller.check(Right.READ)
     return answer(await visible_run(service, caller, run_id))
 
 
-@runs_router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=RunDetail)
+@runs_router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=schemas.RunDetail)
 async def post_cancel(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Cancel a run. No more tasks start, and running tasks are stopped."""
     caller.check(Right.RUN)
@@ -160,9 +136,9 @@ def _tag(text: str) -> tuple[str, str]:
 control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
 
 
-@control_router.post("/runs/{run_id}/inject", response_model=RunDetail)
+@control_router.post("/runs/{run_id}/inject", response_model=schemas.RunDetail)
 async def post_directive(
-    run_id: str, directive: NewDirective, service: ServiceDependency, caller: CallerDependency
+    run_id: str, directive: schemas.NewDirective, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
     """Send a directive to the tasks of a run that start from now on. It is recorded before the answer."""
     caller.check(Right.RUN)
@@ -170,9 +146,9 @@ async def post_directive(
     return answer(await service.inject(run_id, directive, by=caller.name), HTTPStatus.OK)
 
 
-@control_router.post("/runs/{run_id}/model", response_model=RunDetail)
+@control_router.post("/runs/{run_id}/model", response_model=schemas.RunDetail)
 async def post_model(
-    run_id: str, model: NewModel, service: ServiceDependency, caller: CallerDependency
+    run_id: str, model: schemas.NewModel, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
     """Switch the model of the tasks of a run that start from now on. The switch is recorded before the answer."""
     caller.check(Right.RUN)
@@ -183,27 +159,29 @@ async def post_model(
 reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
 
 
-@reviews_router.get("/reviews", response_model=ReviewList)
+@reviews_router.get("/reviews", response_model=schemas.ReviewList)
 async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """List the open gates, oldest first."""
     if Right.REVIEW not in caller.rights:  # a reviewer must see the gates, also without the right to read
         caller.check(Right.READ)
-    return answer(ReviewList(reviews=list(await service.reviews(caller.ensembles))))
+    return answer(schemas.ReviewList(reviews=list(await service.reviews(caller.ensembles))))
 
 
 @reviews_router.post(
     "/reviews/{run_id}/{gate_id}",
-    response_model=DecidedReview,
-    responses={409: {"model": ReviewConflict, "description": "The gate was decided before; `first` is that decision"}},
+    response_model=schemas.DecidedReview,
+    responses={
+        409: {"model": schemas.ReviewConflict, "description": "The gate was decided before; `first` is that decision"}
+    },
 )
 async def post_decision(
-    run_id: str, gate_id: str, decision: NewDecision, service: ServiceDependency, caller: CallerDependency
+    run_id: str, gate_id: str, decision: schemas.NewDecision, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
     """Decide a gate. The run continues without another request."""
     caller.check(Right.REVIEW)
     await visible_run(service, caller, run_id)
     decided = await service.decide(run_id, gate_id, decision, by=caller.name)
-    return answer(decided, HTTPStatus.CONFLICT if isinstance(decided, ReviewConflict) else HTTPStatus.OK)
+    return answer(decided, HTTPStatus.CONFLICT if isinstance(decided, schemas.ReviewConflict) else HTTPStatus.OK)
 
 
 events_router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
@@ -230,7 +208,7 @@ async def get_events(
     caller.check(Right.READ)
     run = await visible_run(service, caller, run_id)
     events = service.events(run_id, last_event_id or after)
-    first: RunEvent | None = None
+    first: schemas.RunEvent | None = None
     if run.status.is_final:
         first = await anext(events, None)
         if first is None:
@@ -238,7 +216,9 @@ async def get_events(
     return EventAnswer(_stream(first, events), separator="\r\n")
 
 
-async def _stream(first: RunEvent | None, events: AsyncGenerator[RunEvent]) -> AsyncGenerator[ServerSentEvent]:
+async def _stream(
+    first: schemas.RunEvent | None, events: AsyncGenerator[schemas.RunEvent]
+) -> AsyncGenerator[ServerSentEvent]:
     async with aclosing(events):
         if first is not None:
             yield _render(first)
@@ -246,14 +226,14 @@ async def _stream(first: RunEvent | None, events: AsyncGenerator[RunEvent]) -> A
             yield _render(each)
 
 
-def _render(event: RunEvent) -> ServerSentEvent:
+def _render(event: schemas.RunEvent) -> ServerSentEvent:
     return ServerSentEvent(data=json_text(event.data), event=event.type, id=event.cursor)
 
 
 capabilities_router: APIRouter = APIRouter(tags=["capabilities"], responses=FAILURES)
 
 
-@capabilities_router.get("/capabilities", response_model=Capabilities)
+@capabilities_router.get("/capabilities", response_model=schemas.Capabilities)
 async def get_capabilities(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """List the callable tools, and the models and tasks of the teams."""
     caller.check(Right.READ)
@@ -263,9 +243,9 @@ async def get_capabilities(service: ServiceDependency, caller: CallerDependency)
     return answer(found.model_copy(update={"tasks": tasks, "models": models}))
 
 
-@capabilities_router.post("/tools/{name}/invoke", response_model=ToolReply)
+@capabilities_router.post("/tools/{name}/invoke", response_model=schemas.ToolReply)
 async def post_tool_call(
-    name: str, body: ToolCallBody, service: ServiceDependency, caller: CallerDependency
+    name: str, body: schemas.ToolCallBody, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
     """Call a tool outside of a run."""
     caller.check(Right.ADMIN)
@@ -275,12 +255,11 @@ async def post_tool_call(
 ensembles_router: APIRouter = APIRouter(tags=["ensembles"], responses=FAILURES)
 
 
-@ensembles_router.get("/ensembles", response_model=EnsembleList)
+@ensembles_router.get("/ensembles", response_model=schemas.EnsembleList)
 async def get_ensembles(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """List the teams and the inputs that their runs must set."""
     caller.check(Right.READ)
-    seen = [each for each in await service.ensembles() if caller.sees(each.name)]
-    return answer(EnsembleList(ensembles=seen))
+    return answer(schemas.EnsembleList(ensembles=await visible_teams(service, caller)))
 
 
 health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
@@ -289,13 +268,13 @@ _PATIENCE_S = 5.0
 
 
 @health_router.get("/healthz")
-async def get_health() -> Health:
+async def get_health() -> schemas.Health:
     """Report that this process answers."""
-    return Health(status="ok")
+    return schemas.Health(status="ok")
 
 
 @health_router.get("/readyz")
-async def get_readiness(service: ServiceDependency) -> Health:
+async def get_readiness(service: ServiceDependency) -> schemas.Health:
     """Report whether runs can start: the driver answers, and its teams are loaded."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -304,7 +283,7 @@ async def get_readiness(service: ServiceDependency) -> Health:
         raise Refusal(
             HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", "The driver of the runs does not answer", retry_after_s=5
         ) from None
-    return Health(status="ok")
+    return schemas.Health(status="ok")
 
 
 metrics_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
@@ -365,7 +344,7 @@ _PARSE_ERROR = {"code": -32700, "message": "The body is no JSON object in UTF-8"
 async def get_only_card(request: Request, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """Return the card of the caller's team, if it has only one."""
     caller.check(Right.READ)
-    known = [each for each in await service.ensembles() if caller.sees(each.name)]
+    known = await visible_teams(service, caller)
     if len(known) != 1:
         paths = ", ".join(f"/a2a/{each.name}/.well-known/agent-card.json" for each in known)
         text = f"There is more than one team, or none. Their cards: [{paths}]"
@@ -379,7 +358,7 @@ async def get_card(
 ) -> JSONResponse:
     """Return the card of a team."""
     caller.check(Right.READ)
-    return _card(request, await _team(service, caller, ensemble))
+    return _card(request, await visible_team(service, caller, ensemble))
 
 
 @a2a_router.post(
@@ -394,7 +373,7 @@ async def post_message(
     """Receive a JSON-RPC message for a team."""
     if not caller.rights & {Right.RUN, Right.READ, Right.REVIEW}:
         caller.check(Right.RUN)
-    info = await _team(service, caller, ensemble)
+    info = await visible_team(service, caller, ensemble)
     _check_installed()
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         # Browsers send other content types across origins without a preflight request.
@@ -413,16 +392,7 @@ async def post_message(
     return await dispatch(request, service, caller, info)
 
 
-async def _team(service: RunService, caller: Caller, name: str) -> EnsembleInfo:
-    known = [each for each in await service.ensembles() if caller.sees(each.name)]
-    for each in known:
-        if each.name == name:
-            return each
-    shown = ", ".join(each.name for each in known)
-    raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", f"There is no team '{name[:200]}'. There are: [{shown}]")
-
-
-def _card(request: Request, info: EnsembleInfo) -> JSONResponse:
+def _card(request: Request, info: schemas.EnsembleInfo) -> JSONResponse:
     _check_installed()
     from ensemble_ray.serve.a2a import card_data
 

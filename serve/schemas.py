@@ -10,17 +10,15 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
 from ensemble_ray.definition.run_options import LONGEST_WORD, MOST_TAGS
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 from ensemble_ray.values.reviews import LONGEST_DIRECTIVE
-
-if TYPE_CHECKING:
-    from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
 
 
 def _expressible(value: object) -> object:
@@ -37,12 +35,8 @@ def _expressible(value: object) -> object:
     return whole_data(value)
 
 
-def _is_none(value: object) -> bool:
+def is_none(value: object) -> bool:
     return value is None
-
-
-def _is_zero(value: object) -> bool:
-    return value == 0
 
 
 #: JSON data from a client.
@@ -85,7 +79,7 @@ class Metrics(Wire):
     output_tokens: int | None
     total_tokens: int | None
     #: part of the output tokens; left out if 0
-    reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
+    reasoning_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
     llm_calls: int
     tool_calls: int
     llm_latency_s: float
@@ -136,7 +130,7 @@ class FinishedTask(Wire):
     description: Text
     text: Text
     structured: Data
-    reasoning: Text | None = Field(default=None, exclude_if=_is_none)
+    reasoning: Text | None = Field(default=None, exclude_if=is_none)
     completed_at: datetime
     duration_s: float
     metrics: Metrics
@@ -727,6 +721,12 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
 
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        """The headers of the answer, including the delay before a retry."""
+        delay = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {**dict(self.headers), **delay}
 
 
 #: Types that clients can subscribe to: the broadcast events, and results of runs that they requested.

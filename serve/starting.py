@@ -11,7 +11,8 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from types import FrameType
+from typing import Any, cast
 
 import pydantic
 import ray
@@ -26,11 +27,7 @@ from ensemble_ray.definition.model_keys import check_keys_of
 from ensemble_ray.process.context import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
-from ensemble_ray.serve.driving.remote_runs import driver_name
-
-if TYPE_CHECKING:
-    from types import FrameType
-
+from ensemble_ray.serve.driving.driver import driver_name
 
 #: Makes Serve's proxy limit bodies like replicas do.
 _PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -40,18 +37,12 @@ _HIGHEST_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointPlace:
-    """Address of an endpoint."""
-
     host: str
     #: 0: any free port
     port: int
 
     def check(self) -> EndpointPlace:
-        """Return the address with a free port.
-
-        Raises:
-            ValidationError: the port is invalid or in use, or this machine does not have the address.
-        """
+        """Return the address with a free port."""
         if not 0 <= self.port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {self.port}")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -67,7 +58,6 @@ class EndpointPlace:
 
     @property
     def url(self) -> str:
-        """URL for clients."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -100,12 +90,6 @@ def serve_until_interrupted(
     options: Mapping[str, object], place: EndpointPlace, *, name: str, teams: Iterable[str]
 ) -> None:
     """Serve teams until this process is interrupted or terminated.
-
-    Args:
-        options: Arguments of the application. The caller has already loaded the teams and checked their keys.
-        place: Address of the endpoint.
-        teams: Names of the teams.
-        name: Name of the application. Runs that it accepted earlier are resumed.
 
     Raises:
         ValidationError: a team, tool or model cannot be loaded, the port is in use, or keys are needed and there are none.

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
 from ensemble_ray.access.keys import Right
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
 from ensemble_ray.serve.schemas import NewDecision, Refusal, ReviewConflict, RunFilter, Verdict
@@ -26,13 +25,9 @@ from ensemble_ray.studio.app import studio_app
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.schemas import Decision, NewFork, RunPreview
+from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
 from ensemble_ray.studio.service import Studio
-
-if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RecordedRun
-    from ensemble_ray.studio.schemas import ReviewSchema
-    from ensemble_ray.values.descriptions import ClusterDescription
+from ensemble_ray.values.descriptions import ClusterDescription
 
 #: How long the runs of a caller are cached, s.
 _LASTING_S = 2.0
@@ -60,8 +55,6 @@ def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
 
 @dataclass(frozen=True, slots=True)
 class _CallerOfEndpoint:
-    """The caller of a request."""
-
     name: str | None
     #: None: all recorded runs
     run_ids: frozenset[str] | None
@@ -99,11 +92,6 @@ class _EndpointGuard:
         self._accepted: dict[frozenset[str] | None, _AcceptedRuns] = {}
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _CallerOfEndpoint:
-        """Return the caller.
-
-        Raises:
-            StudioRefusal: the caller lacks the right.
-        """
         del is_counted  # `KeyCheck` counts requests, and ends answers of keys that are revoked
         found: object = getattr(request.state, "caller", ANYBODY)
         caller = found if isinstance(found, Caller) else ANYBODY
@@ -130,7 +118,6 @@ class _AcceptedRuns:
 
     @property
     def is_old(self) -> bool:
-        """Whether the entry has expired."""
         return self._listing is None and time.monotonic() - self._listed_at > _WHOLE_S
 
     async def run_ids(self) -> frozenset[str]:
@@ -164,8 +151,6 @@ class _AcceptedRuns:
 
 
 class _EndpointActions:
-    """Actions of the endpoint's service."""
-
     def __init__(self, service: Callable[[], RunService], reader: StudioReader) -> None:
         self._service = service
         self._reader = reader

@@ -10,16 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ensemble_ray import ChatModel, Ensemble, PromptTemplateError, ValidationError
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import ChatInfo, EnsembleInfo, TaskInfo
 from ensemble_ray.teamfile import Runnable, find_planned_form, load_runnable
-
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Plan
-
 
 #: Environment variable with the names of the teams, separated by commas. Serve's arguments have priority.
 ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"
@@ -47,7 +43,6 @@ def find_streamed_task(ensemble: Ensemble, plan: Plan) -> str | None:
 
 
 def _waits_for_all_others(plan: Plan) -> bool:
-    """Return whether the last task of the plan depends on all other tasks."""
     if plan.workflow == "sequential":
         return True
     context = {node.key: node.context for node in plan.nodes}
@@ -76,14 +71,6 @@ class TeamName:
         return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
 
     def load(self, *, needs_keys: bool = True) -> ServedTeam:
-        """Return the team, checked as far as possible without inputs.
-
-        Args:
-            needs_keys: Whether model keys must be present. The process that deploys does not need them.
-
-        Raises:
-            ValidationError: the team cannot be found, read or run.
-        """
         # A node that shares the deployer's files finds the full path from any directory. A node with a copy of the
         # working directory finds the configured name.
         target = self.path if self.path and Path(self.path).is_file() else self.name
@@ -93,8 +80,6 @@ class TeamName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedTeam:
-    """A team with the facts that requests need."""
-
     definition: Runnable
     info: EnsembleInfo
     #: empty if a run creates its tasks
@@ -109,16 +94,8 @@ class ServedTeam:
         known = {**models, **self.definition.models}
         return replace(self, definition=self.definition.model_copy(update={"models": known}))
 
-    def with_items(self, items: object) -> Runnable:
-        return self.definition.replace(items=items)
-
 
 def served_team(name: str, definition: Runnable) -> ServedTeam:
-    """Return a team with its facts, checked as far as possible without inputs.
-
-    Raises:
-        ValidationError: the team cannot run.
-    """
     planned = find_planned_form(definition)
     if planned is None:
         return ServedTeam(
@@ -197,11 +174,6 @@ def _without_files(name: str, definition: Runnable) -> Runnable:
 
 
 def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
-    """Return the configured teams, else those of the environment.
-
-    Raises:
-        ValidationError: no team is named.
-    """
     given = [each.strip() for each in configured if each.strip()]
     chosen = os.environ.get(ENSEMBLES_VARIABLE) or os.environ.get(_TEAM_VARIABLE, "")
     named = given or [each.strip() for each in chosen.split(",") if each.strip()]
@@ -215,11 +187,6 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
 
 
 def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping[str, ServedTeam]:
-    """Return the teams by their names for clients.
-
-    Raises:
-        ValidationError: a team cannot be found, read or run, or two teams have the same name.
-    """
     teams: dict[str, ServedTeam] = {}
     places: dict[str, str] = {}
     for each in names:

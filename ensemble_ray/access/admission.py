@@ -32,8 +32,6 @@ class KeyPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The properties of a request that decide about its admission."""
-
     #: digest of its key, or None
     digest: str | None
     #: whether this machine sent it, by loopback
@@ -44,16 +42,12 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The request is admitted."""
-
     #: None: it needs no key
     key: ApiKey | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """The request is denied."""
-
     #: name of its key; empty if the key is unknown
     name: str = ""
     #: whether it has a key
@@ -65,8 +59,6 @@ class Denied:
 
 
 class Admission:
-    """Decides about the requests of one endpoint."""
-
     def __init__(self, policy: KeyPolicy = KeyPolicy.AUTO) -> None:
         self._policy = policy
         #: None: no key was ever created

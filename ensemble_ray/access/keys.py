@@ -48,8 +48,6 @@ _MOST_KEYS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """The stored part of a key."""
-
     name: str
     #: SHA-256 of the key, in hexadecimal digits
     digest: str
@@ -89,12 +87,10 @@ def new_key(
 
 
 def digest_of(key: str) -> str:
-    """Return the SHA-256 by which a key is recognized."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def is_key(text: str) -> bool:
-    """Whether a text has the form of a key."""
     return _KEY.fullmatch(text) is not None
 
 
@@ -152,7 +148,6 @@ def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
 
 
 def without_key(keys: Sequence[ApiKey], name: str, *, location: str) -> tuple[ApiKey, list[ApiKey]]:
-    """Return the key of a name, and the other keys."""
     gone = next((each for each in keys if each.name == name), None)
     if gone is None:
         known = ", ".join(each.name for each in keys)

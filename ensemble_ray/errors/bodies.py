@@ -93,12 +93,6 @@ class ErrorBody:
 
 
 def read_error_body(body: object, status: int | None = None) -> ErrorBody:
-    """Return the meaning of an error body.
-
-    Args:
-        body: Bytes, text, or decoded JSON: the whole body or the object under `error`.
-        status: HTTP status of the response; None: unknown.
-    """
     parts = list(islice(_parts(body, _DEEPEST), _MOST_PARTS))
     objects = [part for part in parts if isinstance(part, Mapping)]
     codes = {code for each in objects for code in _codes(each)}
@@ -256,11 +250,7 @@ _MOST_LINKS = 32
 
 
 def tls_flaw(error: BaseException | None) -> str:
-    """Return the problem with a certificate or a port, and advice; empty for any other error.
-
-    Args:
-        error: The error of an HTTP client; the errors below it are searched, too.
-    """
+    """Return the problem with a certificate or a port, and advice; empty for any other error."""
     ssl = sys.modules.get("ssl")
     if ssl is None:
         return ""

@@ -140,9 +140,6 @@ def user_line(errors: Iterable[BaseException]) -> str:
     """Return the innermost line of user code in errors: `File "team.py", line 3, in handle` (S-ERR-52).
 
     Without user code it returns a line of a library, else "".
-
-    Args:
-        errors: The innermost one first.
     """
     lines = [line for error in errors for line in reversed(_lines_of(error))]
     return next((line for line in lines if not is_library_file(line.split('"')[1])), lines[0] if lines else "")

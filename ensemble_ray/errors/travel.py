@@ -11,17 +11,13 @@ import importlib
 import json
 import pickle
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body
 from ensemble_ray.errors.texts import REMOTE, cause_chain, message_of, remote_note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 _PACKAGE = "openai"
 _CLASSES = frozenset({
@@ -77,7 +73,6 @@ def is_out_of_credit(error: BaseException | None) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterable[BaseException]:
-    """Return an error and its causes, up to an error of a callable."""
     chain = () if error is None else (error, *cause_chain(error))
     return takewhile(lambda each: not getattr(each, "is_of_callable", False), chain)
 
@@ -189,7 +184,6 @@ def stand_in(name: str, text: str, fields: Mapping[str, object] | None = None) -
 
 
 def plain_fields(error: BaseException) -> dict[str, object]:
-    """Return the plain fields of a provider's error, such as its status."""
     fields = {name: vars(error).get(name) for name in _STAND_IN_FIELDS}
     return {name: value for name, value in fields.items() if isinstance(value, str | int | float)}
 
@@ -327,5 +321,4 @@ class PicklableError(Exception):
         return (_join, (_links(self),))
 
     def state(self) -> dict[str, object]:
-        """Return the fields in a picklable form."""
         return dict(self.__dict__)

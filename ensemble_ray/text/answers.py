@@ -153,10 +153,6 @@ def iter_json(text: str, openings: re.Pattern[str]) -> Iterator[FoundJson]:
     """Yield the JSON values in a text, in order. The search ends early if too many attempts fail.
 
     A value inside another value, or inside the valid part of a broken one, is not yielded.
-
-    Args:
-        text: Any text.
-        openings: Matches the possible starts of a value, in linear time.
     """
     left = _MOST_PASSES * len(text)
     failed = position = 0

@@ -89,10 +89,6 @@ class SurrogateJoiner:
 def one_line(text: str, limit: int | None = LOG_LIMIT) -> TextLine:
     r"""Return a text as one line: control characters escaped, and cut to a length.
 
-    Args:
-        text: Any text.
-        limit: Most characters of the text; None: all.
-
     Examples:
         >>> one_line("first\nsecond", 9)
         'first\\nsec... [12 characters in all]'
@@ -155,12 +151,7 @@ def escape_unencodable(text: str, encoding: str | None) -> str:
 
 
 def escape_json(text: str, encoding: str | None = None) -> str:
-    """Escape the characters of JSON text that control a terminal, as JSON escapes them.
-
-    Args:
-        text: The text.
-        encoding: Of the target. If it lacks a character, all characters outside of ASCII are escaped. None: UTF-8.
-    """
+    """Escape the characters of JSON text that control a terminal, as JSON escapes them."""
     safe = _IN_JSON.sub(_escaped_in_json, text)
     try:
         safe.encode(encoding or "utf-8")

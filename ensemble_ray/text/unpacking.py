@@ -138,20 +138,12 @@ class BodyUnpacker:
         self._left = [allowed] * len(codings)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the content of these bytes in pieces of at most `STEP_BYTES`.
-
-        Raises:
-            UnpackingError: The bytes are damaged, or a stage exceeds its limit.
-        """
+        """Yield the content of these bytes in pieces of at most `STEP_BYTES`."""
         for at in range(0, len(data), STEP_BYTES):
             yield from self._through(0, data[at : at + STEP_BYTES])
 
     def finish(self) -> None:
-        """Check that the body is complete; an empty body is.
-
-        Raises:
-            UnpackingError: The body is incomplete.
-        """
+        """Check that the body is complete; an empty body is."""
         if any(layer.is_open for layer in self._layers):
             raise UnpackingError("the packed body ends in the middle")
 

@@ -158,8 +158,7 @@ class DelegationPolicyResult:
             ValueError: The reason is blank.
         """
         if reason is None or not reason.strip():
-            msg = "DelegationPolicyResult reason must not be blank"
-            raise ValueError(msg)
+            raise ValueError("DelegationPolicyResult reason must not be blank")
         return cls("reject", reason=reason)
 
     @classmethod
@@ -170,8 +169,7 @@ class DelegationPolicyResult:
             ValueError: The request is None.
         """
         if request is None:
-            msg = "DelegationPolicyResult request must not be None"
-            raise ValueError(msg)
+            raise ValueError("DelegationPolicyResult request must not be None")
         return cls("modify", request=request)
 
 

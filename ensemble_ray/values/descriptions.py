@@ -220,7 +220,6 @@ class NodesReport:
         return all(not self.problems(node) for node in self.nodes)
 
     def problems(self, node: NodeReport) -> Sequence[tuple[str, str]]:
-        """Return the problems of a node, and advice for each problem."""
         if node.refusal:
             return ((node.refusal, "Look at the node: ray list nodes; or take it out of the cluster"),)
         return tuple(self._find_problems(node))

@@ -61,12 +61,7 @@ def error_data(error: BaseException) -> dict[str, object]:
 
 
 def error_from(data: Mapping[str, object], *, output_type: type[object] | UnionType | None = None) -> BaseException:
-    """Return a recorded error with its causes. Damaged data produces a stand-in.
-
-    Args:
-        data: The result of `error_data`, possibly after a way through JSON.
-        output_type: Of the task, for the errors that have it as a field: records contain no types.
-    """
+    """Return a recorded error with its causes. Damaged data produces a stand-in. Records contain no types."""
     links: list[Mapping[str, object]] = []
     at: object = data
     while isinstance(at, Mapping) and len(links) < _MAX_CHAIN:

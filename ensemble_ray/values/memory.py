@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, Field, Strict, model_validator
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.value import Duration, FrozenSequence, Instant, Value, utc_now
+from ensemble_ray.values.value import Accepts, Duration, FrozenSequence, Instant, Value, utc_now
 
 if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
-    from ensemble_ray.values.value import Accepts
 
 
 #: Metadata of the entries that tasks write (S-MEM-11).
 AGENT_ROLE, TASK_DESCRIPTION = "agent_role", "task_description"
-
-
-def _copy(value: Mapping[str, str]) -> Mapping[str, str]:
-    return dict(value)
 
 
 class MemoryEntry(Value):
@@ -40,7 +35,7 @@ class MemoryEntry(Value):
     content: str
     structured_content: Any = None
     stored_at: Instant | None = Field(default_factory=utc_now)
-    metadata: Annotated[Mapping[str, str], AfterValidator(_copy)] = {}
+    metadata: Annotated[Mapping[str, str], AfterValidator(dict)] = {}
     entry_id: str = ""
 
     @model_validator(mode="before")

@@ -135,10 +135,7 @@ def unusual_finish_reason(response: ChatResponse) -> str | None:
 
 
 def incomplete_reason(response: ChatResponse) -> str | None:
-    """Return why an answer is incomplete; None: it is complete (S-ENG-36).
-
-    The reason is its finish reason, or `empty` without text and tool calls.
-    """
+    """Return why an answer is incomplete: its finish reason, or `empty`; None: it is complete (S-ENG-36)."""
     reason = (response.finish_reason or "").strip().lower()
     if reason.replace("-", "_") not in _COMPLETE:
         return reason
@@ -146,12 +143,7 @@ def incomplete_reason(response: ChatResponse) -> str | None:
 
 
 def whole_response(response: ChatResponse, *, keep_reasoning: bool = False) -> ChatResponse:
-    """Return a response without halves of surrogate pairs, and with tagged reasoning split from its text (S-LLM-1, S-SEC-56).
-
-    Args:
-        response: The response of a model.
-        keep_reasoning: Leave tags and reasoning in the text (S-LLM-5).
-    """
+    """Return a response without halves of surrogate pairs, and with tagged reasoning split from its text (S-LLM-1, S-LLM-5, S-SEC-56)."""
     text = None if response.text is None else whole_text(response.text)
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
     reason, reasoning = response.finish_reason, whole_text(response.reasoning or "")

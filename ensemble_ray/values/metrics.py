@@ -60,8 +60,7 @@ def _as_decimal(value: object) -> object:
     try:
         return Decimal(str(value))
     except InvalidOperation:
-        msg = f"CostConfiguration rates must be numbers, got: {value}"
-        raise ValueError(msg) from None
+        raise ValueError(f"CostConfiguration rates must be numbers, got: {value}") from None
 
 
 class CostEstimate(Value):
@@ -100,8 +99,7 @@ class CostConfiguration(Value):
         """Reject negative rates."""
         for name, rate in (("input_token_rate", self.input_token_rate), ("output_token_rate", self.output_token_rate)):
             if rate < 0:
-                msg = f"CostConfiguration {name} must be >= 0, got: {rate}"
-                raise ValidationError(msg)
+                raise ValidationError(f"CostConfiguration {name} must be >= 0, got: {rate}")
 
     def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
         """Return the cost of tokens, each part rounded half up to 8 decimal places; None if a number is unknown."""
@@ -203,12 +201,7 @@ class ExecutionMetrics(Value):
     def from_outputs(
         cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
     ) -> ExecutionMetrics:
-        """Return the sums over task outputs; EMPTY without outputs.
-
-        Args:
-            outputs: Outputs or traces of tasks, including delegated work.
-            by_task: Metrics of the plan's tasks by key, if keys are known.
-        """
+        """Return the sums over task outputs; EMPTY without outputs."""
         added = MetricsSum()
         added.add(outputs or ())
         total = added.total()
@@ -216,8 +209,6 @@ class ExecutionMetrics(Value):
 
 
 class MetricsSum:
-    """Adds the metrics of tasks one after the other."""
-
     def __init__(self) -> None:
         self._sum: TaskMetrics | None = None
         self._by_role: dict[str, TaskMetrics] = {}
@@ -301,7 +292,6 @@ class RunBudget:
         return cls(max_tokens=max_tokens, max_cost=None if max_cost is None else int(Decimal(str(max_cost)) * _UNITS))
 
     def covers(self, total: Amount) -> bool:
-        """Whether the total is within the limits."""
         return (self.max_tokens is None or total.tokens <= self.max_tokens) and (
             self.max_cost is None or total.cost <= self.max_cost
         )

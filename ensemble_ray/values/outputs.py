@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, cast, overload
+from typing import Annotated, Any, Generic, Protocol, Self, cast, overload
 
 from pydantic import BeforeValidator, PrivateAttr, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
@@ -27,12 +27,8 @@ from ensemble_ray.values.task_output import (
     count,
     figures,
 )
-from ensemble_ray.values.trace import ExecutionTrace, jsonable
+from ensemble_ray.values.trace import ExecutionTrace, ToolCallTrace, jsonable
 from ensemble_ray.values.value import Duration, FrozenSequence, Value
-
-if TYPE_CHECKING:
-    from ensemble_ray.values.trace import ToolCallTrace
-
 
 Parsed = TypeVarWithDefault("Parsed", default=Any)
 #: Most names in an error.
@@ -138,14 +134,10 @@ class TypedTask(Protocol[Parsed_co]):
     """A task as a key of outputs: they are found by its object id (S-CONV-30) and typed by its output type."""
 
     @property
-    def object_id(self) -> str:
-        """The object id."""
-        ...
+    def object_id(self) -> str: ...
 
     @property
-    def output_type(self) -> type[Parsed_co] | UnionType | None:
-        """The type of its parsed answer."""
-        ...
+    def output_type(self) -> type[Parsed_co] | UnionType | None: ...
 
 
 class EnsembleOutput(Shown):
@@ -188,7 +180,6 @@ class EnsembleOutput(Shown):
     __hash__ = None  # type: ignore[assignment]  # its metrics and inputs are mappings
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and a line of figures."""
         found = self.metrics
         line = figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
         if self.failed_items:
@@ -351,7 +342,6 @@ class AgentOutput(Shown, Generic[Parsed_co]):
     messages: FrozenSequence[ChatMessage] = ()
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and a line of figures."""
         return self.output.text_and_figures()
 
     @property

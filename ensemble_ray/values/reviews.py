@@ -120,8 +120,6 @@ ReviewDecision.Continue, ReviewDecision.Edit, ReviewDecision.ExitEarly = Continu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewAnswer:
-    """A decision, and the name of the handler or the person."""
-
     decision: ReviewDecision
     by: str = ""
 
@@ -149,12 +147,6 @@ class ReviewAnswer:
 
 
 _DEFAULT_TIMEOUT = timedelta(minutes=5)
-
-
-def _check_timeout(timeout: object) -> None:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, int | float) and seconds < 0:
-        raise ValidationError("timeout must not be negative")
 
 
 class Review(Value):
@@ -209,7 +201,10 @@ class Review(Value):
     def _check(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
             arguments = cast("Mapping[str, object]", data)
-            _check_timeout(arguments.get("timeout"))
+            timeout = arguments.get("timeout")
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            if isinstance(seconds, int | float) and seconds < 0:
+                raise ValidationError("timeout must not be negative")
             role = arguments.get("required_role")
             if isinstance(role, str) and not role.strip():
                 raise ValidationError("required_role must not be None or blank")
@@ -302,11 +297,7 @@ class ReviewWait(StrEnum):
 
 
 def decision_at_timeout(request: ReviewRequest, waited_s: float) -> ReviewDecision:
-    """Return the decision for a request without an answer in that time (S-REV-47).
-
-    Raises:
-        ReviewTimeoutError: It fails the task.
-    """
+    """Return the decision for a request without an answer in that time (S-REV-47)."""
     match request.on_timeout:
         case OnTimeoutAction.CONTINUE:
             return Continue()
@@ -410,16 +401,7 @@ def model_for(switches: Sequence[ModelSwitch], agent_role: str) -> str | None:
 
 
 def check_directive(text: str, ttl: timedelta | float | None, given_by: str = "") -> Directive:
-    """Return the directive of a caller (S-CTL-4).
-
-    Args:
-        text: The text for tasks.
-        ttl: How long it is active, a timedelta or seconds; None: until the run ends.
-        given_by: Name of the author.
-
-    Raises:
-        ValidationError: The text is blank or too long, or the time is not positive.
-    """
+    """Return the directive of a caller (S-CTL-4)."""
     if not text.strip():
         raise ValidationError("A directive must have a text")
     if len(text) > LONGEST_DIRECTIVE:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class _Printer(Protocol):
-    """The part of IPython's printer in use here."""
-
     def text(self, text: str) -> None: ...
 
 
@@ -41,7 +39,6 @@ class Shown(Value):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Return the text, and a line of figures below it."""
         text, line = self.text_and_figures()
         return f"{text}\n[{line}]" if text else f"[{line}]"
 
@@ -51,7 +48,6 @@ class Shown(Value):
         return f"<{type(self).__name__} {reprlib.repr(text)}: {line}>"
 
     def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's signature
-        """Print it in a notebook like `print`."""
         printer.text(str(self))
 
 
@@ -122,7 +118,6 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     trace: TaskTrace | None = None
 
     def text_and_figures(self) -> tuple[str, str]:
-        """Return the text, and a line of figures."""
         found = self.metrics
         return self.raw, figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
@@ -154,8 +149,9 @@ class TaskOutput(Shown, Generic[Parsed_co]):
             raise IllegalStateError(NOT_PARSED)
         if not isinstance(output_type, type) or not isinstance(self.parsed_output, output_type):
             actual = full_name(type(cast("object", self.parsed_output)))
-            msg = f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
-            raise IllegalStateError(msg)
+            raise IllegalStateError(
+                f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
+            )
         return self.parsed_output
 
     @field_serializer("output_type", when_used="json")
@@ -252,11 +248,7 @@ class GraphRoutingContext:
 
 
 def join_iterations(outputs: Sequence[TaskOutput]) -> TaskOutput:
-    """Return the outputs of a task in all iterations as one output (S-LOOP-72, S-LOOP-73).
-
-    Args:
-        outputs: One per iteration, in order; at least one.
-    """
+    """Return the outputs of a task in all iterations as one output (S-LOOP-72, S-LOOP-73)."""
     first, *later = outputs
     texts = [f"\n\n--- iteration {number} ---\n\n{each.raw}" for number, each in enumerate(later, start=2)]
     return first.model_copy(update={"raw": "".join([first.raw, *texts]), "parsed_output": None})

@@ -143,10 +143,6 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def _is_unknown(value: object) -> bool:
-    return value == -1
-
-
 def _is_empty(value: object) -> bool:
     return not value
 
@@ -197,7 +193,7 @@ class LlmInteraction(Value):
     input_tokens: int = -1
     output_tokens: int = -1
     #: part of `output_tokens` that the model spent on reasoning; -1: unknown
-    reasoning_tokens: int = Field(default=-1, exclude_if=_is_unknown)
+    reasoning_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)
     response_type: Literal["tool_calls", "final_answer"]
     #: only for final answers
     response_text: str | None = None

@@ -292,11 +292,7 @@ _SHOWN_FIELDS = 12
 
 
 def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping[str, object]) -> dict[str, object]:
-    """Return positional arguments by the names of their fields.
-
-    Raises:
-        TypeError: There are too many, or one is also passed by name (S-DOM-101).
-    """
+    """Return positional arguments by the names of their fields."""
     fields = [info.alias or name for name, info in kind.model_fields.items()]
     places = [name for name, info in kind.model_fields.items() if info.kw_only is False]
     if len(args) > len(places):
@@ -394,22 +390,19 @@ def _check_requests(value: object) -> object:
     if value is None or (
         isinstance(value, int | float) and value <= 0
     ):  # a missing argument counts as None (S-CONV-13)
-        msg = f"RateLimit requests must be > 0, got: {value}"
-        raise ValueError(msg)
+        raise ValueError(f"RateLimit requests must be > 0, got: {value}")
     return value
 
 
 def _require_period(value: object) -> object:
     if value is None:
-        msg = "RateLimit period must not be None"
-        raise ValueError(msg)
+        raise ValueError("RateLimit period must not be None")
     return value
 
 
 def _check_period(value: timedelta) -> timedelta:
     if value <= timedelta():
-        msg = f"RateLimit period must be positive, got: {value}"
-        raise ValueError(msg)
+        raise ValueError(f"RateLimit period must be positive, got: {value}")
     return value
 
 

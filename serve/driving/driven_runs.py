@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Any, ParamSpec, TypeVar
 
-from ensemble_ray import RecordError
+from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock, bridge, threads
 from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import RunStore
+from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
-from ensemble_ray.serve.driving.active import (
-    ActiveRun,
-    Outcome,
-    RunQueue,
-    detail_of,
-    open_reviews,
-    outcome_of_defect,
-    recorded_outcome,
-    status_of_state,
-    summary_of,
-)
-from ensemble_ray.serve.driving.ledger import LedgerLostError
+from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
 from ensemble_ray.serve.driving.requests import (
     EndpointLimits,
     answer_accepted,
@@ -43,47 +34,30 @@ from ensemble_ray.serve.driving.requests import (
     team_of,
 )
 from ensemble_ray.serve.driving.run_driver import (
+    STATUSES,
+    ActiveRun,
     EndWriter,
+    Outcome,
+    RunQueue,
     RunsTeam,
     decide_gate,
+    detail_of,
     inject_directive,
     open_gates,
+    open_reviews,
+    outcome_of_defect,
+    recorded_outcome,
+    summary_of,
     switch_run_model,
 )
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
-from ensemble_ray.serve.schemas import (
-    AcceptedRun,
-    Capabilities,
-    EnsembleInfo,
-    ModelInfo,
-    NewRun,
-    Refusal,
-    RunDetail,
-    RunEvent,
-    RunFilter,
-    RunPage,
-    RunStatus,
-    ToolCallBody,
-    ToolReply,
-)
+from ensemble_ray.serve.schemas import Refusal, RunStatus
+from ensemble_ray.serve.team import ServedTeam
+from ensemble_ray.values.task_output import OutputType
 
-if TYPE_CHECKING:
-    from ensemble_ray import ChatModel, RunExistsError, Runtime
-    from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
-    from ensemble_ray.serve.schemas import (
-        DecidedReview,
-        NewDecision,
-        NewDirective,
-        NewModel,
-        ReviewConflict,
-        ReviewOfEnsemble,
-    )
-    from ensemble_ray.serve.team import ServedTeam
-    from ensemble_ray.values.task_output import OutputType
-
-
+P = ParamSpec("P")
+T = TypeVar("T")
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
 
 
@@ -98,35 +72,18 @@ _STORING_S = 20.0
 _READ_S = 10.0
 
 
-def open_follower(
-    followed: SharedRecordReader,
-    run_id: str,
-    after: str | None,
-    *,
-    active: ActiveRun | None,
-    status: Callable[[], Awaitable[RunStatus]],
-) -> RunFollower:
-    """Return a reader of a run's events behind the cursor `after`. `active` is None if the run has ended.
+def _on_library_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make a method callable from any event loop."""
 
-    Raises:
-        Refusal: the cursor is invalid.
-    """
-    try:
-        cursor = None if after is None else Cursor.parse(after)
-    except ValueError as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", str(error), run_id=run_id) from None
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await bridge(method(*args, **kwargs))
 
-    async def outcome() -> str | None:
-        found = await status()
-        return _EXIT_REASONS.get(found, found.value) if found.is_final else None
-
-    live = None if active is None else active.live
-    return RunFollower(followed, run_id, after=cursor, live=live, outcome=outcome)
+    return call
 
 
-def wire_event(event: WireEvent) -> RunEvent:
+def wire_event(event: WireEvent) -> schemas.RunEvent:
     cursor = None if event.cursor is None else str(event.cursor)
-    return RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
+    return schemas.RunEvent.model_validate({"type": event.type, "data": dict(event.data), "cursor": cursor})
 
 
 class DrivenRunViews:
@@ -138,11 +95,6 @@ class DrivenRunViews:
         self._store = store
 
     async def entry(self, run_id: str) -> LedgerEntry:
-        """Return a run from the ledger.
-
-        Raises:
-            Refusal: there is no such run.
-        """
         active = self._active.get(run_id)
         if active is not None and active.is_kept:
             return active.entry
@@ -153,7 +105,7 @@ class DrivenRunViews:
             )
         return found
 
-    async def detail(self, run_id: str) -> RunDetail:
+    async def detail(self, run_id: str) -> schemas.RunDetail:
         active = self._active.get(run_id)
         entry = await self.entry(run_id)
         ended = entry.outcome if active is None else active.ended
@@ -165,12 +117,12 @@ class DrivenRunViews:
         if not active.has_begun:
             return detail_of(entry, status=RunStatus.ACCEPTED)
         summary = await self._store().summary(run_id)
-        status = RunStatus.RUNNING if summary is None else status_of_state(summary.state)
+        status = RunStatus.RUNNING if summary is None else STATUSES[summary.state]
         if status is not RunStatus.WAITING:
             status = RunStatus.RUNNING  # the ledger does not have its end yet
         return detail_of(entry, status=status, reviews=await open_reviews(self._store(), run_id))
 
-    async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
+    async def wait(self, run_id: str, timeout_s: float) -> schemas.RunDetail:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (active := self._active.get(run_id)) is not None and (left := deadline - loop.time()) > 0:
@@ -185,7 +137,7 @@ class DrivenRunViews:
                     return active.ended
         return await self.detail(run_id)
 
-    async def page(self, wanted: RunFilter, cursor: str | None, size: int) -> RunPage:
+    async def page(self, wanted: schemas.RunFilter, cursor: str | None, size: int) -> schemas.RunPage:
         if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):  # noqa: PLR2004  SQLite's limit
             raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is not from a list of runs")
         size = min(size, LARGEST_PAGE)
@@ -195,11 +147,11 @@ class DrivenRunViews:
         entries = await self._entries(wanted, before, size + 1)
         shown = [await self._read_again(each, before_read) for each in entries[:size]]
         more = str(shown[-1].seq) if len(entries) > size else None
-        return RunPage(
+        return schemas.RunPage(
             runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
         )
 
-    async def _entries(self, wanted: RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
+    async def _entries(self, wanted: schemas.RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
         """Return entries, newest first, including ends that are not in the ledger yet."""
         if wanted.status is None or all(active.ended is None for active in self._active.values()):
             entries = await threads.run(self._ledger.page, wanted, before=before, size=size)
@@ -246,14 +198,8 @@ class DrivenRuns:
         """Prepare the runs.
 
         Args:
-            teams: Served teams by name.
-            runtime: Runtime of the runs.
-            ledger: Stores accepted runs.
-            limits: Limits of the endpoint; None: the defaults.
-            tally: Counts metrics; None: a new one.
             tools: Tools that clients may call and that tasks of requests may name.
             models: Additional models for runs of all teams to switch to, by name.
-            datasets: Datasets that requests may map.
             on_lost: Called on the library's loop when another process owns the ledger, and so drives the runs.
         """
         self._teams: dict[str, ServedTeam] = {}
@@ -284,79 +230,53 @@ class DrivenRuns:
     def _store(self) -> RunStore:
         return store_at(self._runtime.store_address)
 
-    async def ensembles(self) -> Sequence[EnsembleInfo]:
+    async def ensembles(self) -> Sequence[schemas.EnsembleInfo]:
         return [self._teams[name].info for name in sorted(self._teams)]
 
     async def metrics(self) -> Sequence[Sample]:
         return self._tally.samples()
 
-    async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
-        return await bridge(self._start(asked, idempotency_key))
+    async def capabilities(self) -> schemas.Capabilities:
+        teams = sorted(self._teams.items())
+        tasks = [task for _, team in teams for task in team.tasks]
+        models = [
+            schemas.ModelInfo(ensemble=name, name=each)
+            for name, team in teams
+            for each in sorted(team.definition.models)
+        ]
+        return schemas.Capabilities(tools=self._tools.infos, models=models, tasks=tasks)
 
-    async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
-        return await bridge(self._views.wait(run_id, timeout_s))
-
-    async def get(self, run_id: str) -> RunDetail:
-        return await bridge(self._views.detail(run_id))
-
-    async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE) -> RunPage:
-        return await bridge(self._views.page(wanted, cursor, size))
-
-    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
+    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[schemas.RunEvent]:
         follower = await self.follow(run_id, after)
         while not follower.is_over:
             for each in await self.read(follower, _READ_S):
                 yield wire_event(each)
 
-    async def cancel(self, run_id: str) -> RunDetail:
-        return await bridge(self._cancel(run_id))
+    @_on_library_loop
+    async def wait(self, run_id: str, timeout_s: float) -> schemas.RunDetail:
+        return await self._views.wait(run_id, timeout_s)
 
-    async def inject(self, run_id: str, directive: NewDirective, *, by: str = "") -> RunDetail:
-        return await bridge(self._inject(run_id, directive, by))
+    @_on_library_loop
+    async def get(self, run_id: str) -> schemas.RunDetail:
+        return await self._views.detail(run_id)
 
-    async def switch_model(self, run_id: str, model: NewModel, *, by: str = "") -> RunDetail:
-        return await bridge(self._switch_model(run_id, model, by))
+    @_on_library_loop
+    async def list(
+        self, wanted: schemas.RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE
+    ) -> schemas.RunPage:
+        return await self._views.page(wanted, cursor, size)
 
-    async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[ReviewOfEnsemble]:
-        return await bridge(open_gates(self._store, self._active, ensembles))
+    @_on_library_loop
+    async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ReviewOfEnsemble]:
+        return await open_gates(self._store, self._active, ensembles)
 
-    async def decide(
-        self, run_id: str, gate_id: str, decision: NewDecision, *, by: str = ""
-    ) -> DecidedReview | ReviewConflict:
-        return await bridge(self._decide(run_id, gate_id, decision, by))
+    @_on_library_loop
+    async def invoke_tool(self, name: str, body: schemas.ToolCallBody) -> schemas.ToolReply:
+        return await self._tools.invoke(name, body.arguments)
 
-    async def capabilities(self) -> Capabilities:
-        teams = sorted(self._teams.items())
-        tasks = [task for _, team in teams for task in team.tasks]
-        models = [
-            ModelInfo(ensemble=name, name=each) for name, team in teams for each in sorted(team.definition.models)
-        ]
-        return Capabilities(tools=self._tools.infos, models=models, tasks=tasks)
-
-    async def invoke_tool(self, name: str, body: ToolCallBody) -> ToolReply:
-        return await bridge(self._tools.invoke(name, body.arguments))
-
-    async def follow(self, run_id: str, after: str | None) -> RunFollower:
-        """Return a reader of a run's events, for a client in another process.
-
-        Raises:
-            Refusal: there is no such run, or the cursor is invalid.
-        """
-        return await bridge(self._follow(run_id, after))
-
-    async def read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
-        """Return the next events of a reader. With the last event, the run's outcome is stored."""
-        return await bridge(self._read(follower, timeout_s))
-
-    async def recover(self) -> int:
-        """Resume all accepted runs that have not ended; return their number."""
-        return await bridge(self._recover())
-
-    async def close(self) -> None:
-        """Release the ledger. The next process resumes the open runs."""
-        await bridge(self._close())
-
-    async def _start(self, asked: NewRun, key: str | None) -> AcceptedRun:
+    @_on_library_loop
+    async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
+        key = idempotency_key
         team = team_of(asked.ensemble, self._teams)
         wanted, unknown = await threads.run(
             checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
@@ -383,10 +303,9 @@ class DrivenRuns:
 
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._teams[entry.ensemble]
-        return ActiveRun(entry=entry, team=team, asked=entry.request or NewRun())
+        return ActiveRun(entry=entry, team=team, asked=entry.request or schemas.NewRun())
 
     def _begin(self, active: ActiveRun, *, is_recovered: bool) -> None:
-        """Start to drive a run of the ledger."""
         active.is_kept = True
         active.has_begun = active.entry.status is not RunStatus.ACCEPTED
         self._active[active.entry.run_id] = active
@@ -417,7 +336,7 @@ class DrivenRuns:
         )
         await self._store_end(active, ended)
 
-    async def _store_end(self, active: ActiveRun, ended: RunDetail) -> None:
+    async def _store_end(self, active: ActiveRun, ended: schemas.RunDetail) -> None:
         """Store the end of a run, and report it to waiting clients when it is stored, or after `_STORING_S`."""
         run_id = active.entry.run_id
         storing = asyncio.create_task(self._ends.write(run_id, ended))
@@ -441,10 +360,11 @@ class DrivenRuns:
             self._on_lost(error)
 
     async def _take_turn(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
-        """Wait for the turn of a run, then carry it out."""
         queue = self._queues[active.entry.ensemble]
         if not await queue.acquire(active):
-            return await self._runs_team.end_waiting(active) if is_recovered else Outcome(status=RunStatus.CANCELLED)
+            if not is_recovered:
+                return Outcome(status=RunStatus.CANCELLED)
+            return await self._runs_team.carry_out(active, is_recovered=True)
         active.has_begun = True
         try:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
@@ -452,7 +372,9 @@ class DrivenRuns:
         finally:
             queue.release()
 
-    async def _recover(self) -> int:
+    @_on_library_loop
+    async def recover(self) -> int:
+        """Resume all accepted runs that have not ended; return their number."""
         entries = await threads.run(self._ledger.list_unfinished)
         known = [each for each in entries if each.ensemble in self._teams]
         for entry in known:
@@ -472,7 +394,9 @@ class DrivenRuns:
                 ended = detail_of(entry, status=outcome.status, ended_at=now, outcome=outcome)
                 await self._ends.write(entry.run_id, ended)
 
-    async def _close(self) -> None:
+    @_on_library_loop
+    async def close(self) -> None:
+        """Release the ledger. The next process resumes the open runs."""
         tasks = [active.task for active in self._active.values() if active.task is not None]
         for task in tasks:
             task.cancel()
@@ -480,35 +404,34 @@ class DrivenRuns:
         await threads.run(self._ledger.close)
 
     async def _get_open_run(self, run_id: str) -> ActiveRun:
-        """Return a run that has not ended.
-
-        Raises:
-            Refusal: there is no such run, or it has ended.
-        """
         active = self._active.get(run_id)
         if active is None or active.ended is not None:
             text = f"Run '{run_id}' is over: {(await self._views.detail(run_id)).status}"
             raise Refusal(HTTPStatus.CONFLICT, "RUN_OVER", text, run_id=run_id)
         return active
 
-    async def _cancel(self, run_id: str) -> RunDetail:
+    @_on_library_loop
+    async def cancel(self, run_id: str) -> schemas.RunDetail:
         active = await self._get_open_run(run_id)
         self._queues[active.entry.ensemble].cancel(active)
         if active.run is not None:
             await active.run.acancel()
         return await self._views.detail(run_id)
 
-    async def _inject(self, run_id: str, directive: NewDirective, by: str) -> RunDetail:
+    @_on_library_loop
+    async def inject(self, run_id: str, directive: schemas.NewDirective, *, by: str = "") -> schemas.RunDetail:
         await inject_directive(await self._get_open_run(run_id), directive, by)
         return await self._views.detail(run_id)
 
-    async def _switch_model(self, run_id: str, model: NewModel, by: str) -> RunDetail:
+    @_on_library_loop
+    async def switch_model(self, run_id: str, model: schemas.NewModel, *, by: str = "") -> schemas.RunDetail:
         await switch_run_model(await self._get_open_run(run_id), model, by)
         return await self._views.detail(run_id)
 
-    async def _decide(
-        self, run_id: str, gate_id: str, decision: NewDecision, by: str
-    ) -> DecidedReview | ReviewConflict:
+    @_on_library_loop
+    async def decide(
+        self, run_id: str, gate_id: str, decision: schemas.NewDecision, *, by: str = ""
+    ) -> schemas.DecidedReview | schemas.ReviewConflict:
         await self._views.entry(run_id)
         active = self._active.get(run_id)
 
@@ -521,17 +444,29 @@ class DrivenRuns:
             active.decided.set()
         return decided
 
-    async def _follow(self, run_id: str, after: str | None) -> RunFollower:
+    @_on_library_loop
+    async def follow(self, run_id: str, after: str | None) -> RunFollower:
+        """Return a reader of the events of a run behind the cursor `after`, for a client in another process."""
         await self._views.entry(run_id)
+        try:
+            cursor = None if after is None else Cursor.parse(after)
+        except ValueError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", str(error), run_id=run_id) from None
 
-        async def status() -> RunStatus:
+        async def outcome() -> str | None:
             active = self._active.get(run_id)
-            is_open = active is not None and active.ended is None
-            return RunStatus.RUNNING if is_open else (await self._views.detail(run_id)).status
+            if active is not None and active.ended is None:
+                return None
+            status = (await self._views.detail(run_id)).status
+            return _EXIT_REASONS.get(status, status.value) if status.is_final else None
 
-        return open_follower(self._followed, run_id, after, active=self._active.get(run_id), status=status)
+        active = self._active.get(run_id)
+        live = None if active is None else active.live
+        return RunFollower(self._followed, run_id, after=cursor, live=live, outcome=outcome)
 
-    async def _read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
+    @_on_library_loop
+    async def read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:
+        """Return the next events of a reader. With the last event, the run's outcome is stored."""
         messages = await follower.read(timeout_s)
         active = self._active.get(follower.run_id)
         if active is not None and messages and messages[-1].type == LAST_TYPE:

@@ -12,11 +12,12 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ensemble_ray import RunExistsError
 from ensemble_ray.access.key_store import EndpointDatabase
@@ -26,7 +27,6 @@ from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 
 if TYPE_CHECKING:
     from ensemble_ray.access.key_store import Connection
-
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -90,8 +90,6 @@ class LedgerLostError(RunExistsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """An accepted run."""
-
     seq: int = 0
     run_id: str
     #: the client's idempotency key, if it sent one
@@ -121,9 +119,7 @@ class RunLedger(Protocol):
         """Store an accepted run. Once this returns, it survives a crash of the process and a loss of power."""
         ...
 
-    def note(self, run_id: str, status: RunStatus) -> None:
-        """Store the state of a run that has not ended."""
-        ...
+    def note(self, run_id: str, status: RunStatus) -> None: ...
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
         """Store the end of a run and delete its request. Only the newest `kept` ended runs remain."""
@@ -133,17 +129,13 @@ class RunLedger(Protocol):
 
     def find_key(self, key: str) -> LedgerEntry | None: ...
 
-    def list_unfinished(self) -> Sequence[LedgerEntry]:
-        """Return the runs that have not ended, oldest first."""
-        ...
+    def list_unfinished(self) -> Sequence[LedgerEntry]: ...
 
     def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
         """Return up to `size` runs, newest first, with a `seq` below `before`; None: from the newest one."""
         ...
 
-    def close(self) -> None:
-        """Release the ledger for another process."""
-        ...
+    def close(self) -> None: ...
 
 
 def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
@@ -169,12 +161,80 @@ def part_of_name(endpoint: str) -> str:
     return endpoint.replace("%", "%25").replace("/", "%2F")
 
 
-class Ledger:
+class _SqlLedger(ABC):
+    """The queries of both ledgers, with `%s` for values."""
+
+    #: table of the tags
+    _TAGS: ClassVar[str]
+
+    def find(self, run_id: str) -> LedgerEntry | None:
+        return next(iter(self._select("run_id = %s", [self._name_text(run_id)])), None)
+
+    def find_key(self, key: str) -> LedgerEntry | None:
+        return next(iter(self._select("key = %s", [self._name_text(key)])), None)
+
+    def list_unfinished(self) -> Sequence[LedgerEntry]:
+        return self._select(f"status NOT IN ({_marks(FINAL)}) ORDER BY seq", FINAL)
+
+    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
+        where, values = ["true"], list[object]()
+        if before is not None:
+            where.append("seq < %s")
+            values.append(before)
+        if wanted.status is not None:
+            where.append("status = %s")
+            values.append(wanted.status.value)
+        if wanted.since is not None:
+            where.append("created_at >= %s")
+            values.append(text_of(wanted.since))
+        if wanted.ensembles is not None:
+            if not wanted.ensembles:
+                return []
+            where.append(f"ensemble IN ({_marks(wanted.ensembles)})")
+            values += [self._name_text(each) for each in sorted(wanted.ensembles)]
+        for name, value in wanted.tags.items():
+            where.append(f"seq IN (SELECT seq FROM {self._TAGS} WHERE name = %s AND value = %s)")  # noqa: S608  our tables
+            values += [self._tag_text(name), self._tag_text(value)]
+        return self._select(f"{' AND '.join(where)} ORDER BY seq DESC LIMIT %s", [*values, size])
+
+    def _values(self, entry: LedgerEntry) -> list[object]:
+        """Return the values of a new row, from `run_id` to `created_at`."""
+        assert entry.request is not None  # noqa: S101  an entry without one has ended
+        return [
+            self._name_text(entry.run_id),
+            None if entry.key is None else self._name_text(entry.key),
+            entry.digest,
+            self._name_text(entry.ensemble),
+            entry.request.model_dump_json(),
+            json.dumps(dict(entry.tags)),
+            entry.tasks,
+            entry.workflow,
+            entry.status.value,
+            text_of(entry.created_at),
+        ]
+
+    def _name_text(self, name: str) -> str:
+        return name
+
+    def _tag_text(self, text: str) -> str:
+        return text
+
+    @abstractmethod
+    def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]: ...
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join(["%s"] * len(values))
+
+
+class Ledger(_SqlLedger):
     """The runs of one endpoint in a SQLite file, or in memory without a path.
 
     Raises:
         RunExistsError: another process owns the file and does not end.
     """
+
+    _TAGS = "tags"
 
     def __init__(self, path: Path | None) -> None:
         self._ownership: Ownership | None = None
@@ -188,19 +248,7 @@ class Ledger:
         self._connection.executescript(_SCHEMA)
 
     def add(self, entry: LedgerEntry) -> None:
-        assert entry.request is not None  # noqa: S101  an entry without one has ended
-        values = (
-            entry.run_id,
-            entry.key,
-            entry.digest,
-            entry.ensemble,
-            entry.request.model_dump_json(),
-            json.dumps(dict(entry.tags)),
-            entry.tasks,
-            entry.workflow,
-            entry.status.value,
-            text_of(entry.created_at),
-        )
+        values = self._values(entry)
         with self._lock, self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             added = self._connection.execute(
@@ -234,46 +282,14 @@ class Ledger:
                 (*FINAL, kept),
             )
 
-    def find(self, run_id: str) -> LedgerEntry | None:
-        return self._one("run_id = ?", run_id)
-
-    def find_key(self, key: str) -> LedgerEntry | None:
-        return self._one("key = ?", key)
-
-    def list_unfinished(self) -> Sequence[LedgerEntry]:
-        marks = ", ".join("?" * len(FINAL))
-        return self._select(f"status NOT IN ({marks}) ORDER BY seq", FINAL)
-
-    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        where, values = ["1"], list[object]()
-        if before is not None:
-            where.append("seq < ?")
-            values.append(before)
-        if wanted.status is not None:
-            where.append("status = ?")
-            values.append(wanted.status.value)
-        if wanted.since is not None:
-            where.append("created_at >= ?")
-            values.append(text_of(wanted.since))
-        if wanted.ensembles is not None:
-            where.append(f"ensemble IN ({', '.join('?' * len(wanted.ensembles))})")
-            values += sorted(wanted.ensembles)
-        for name, value in wanted.tags.items():
-            where.append("seq IN (SELECT seq FROM tags WHERE name = ? AND value = ?)")
-            values += [name, value]
-        return self._select(f"{' AND '.join(where)} ORDER BY seq DESC LIMIT ?", (*values, size))
-
     def close(self) -> None:
         with self._lock:
             self._connection.close()
         if self._ownership is not None:
             self._ownership.release()
 
-    def _one(self, where: str, value: str) -> LedgerEntry | None:
-        return next(iter(self._select(where, (value,))), None)
-
     def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]:
-        query = f"SELECT {COLUMNS} FROM runs WHERE {where}"  # noqa: S608  conditions of ours, with marks
+        query = f"SELECT {COLUMNS} FROM runs WHERE {where}".replace("%s", "?")  # noqa: S608  conditions of ours, with marks
         with self._lock:
             rows = self._connection.execute(query, tuple(values)).fetchall()
         return [entry_of(row) for row in rows]
@@ -322,13 +338,15 @@ def text_of(instant: datetime) -> str:
     return instant.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-class PostgresLedger:
+class PostgresLedger(_SqlLedger):
     """The runs of one endpoint in a PostgreSQL database. Endpoints of the same name share a ledger, one after the other.
 
     Raises:
         RunExistsError: another process owns the ledger and does not end.
         EnsembleError: the database cannot be reached, or rejects the connection.
     """
+
+    _TAGS = "ensemble_ray_endpoint.tags"
 
     def __init__(self, url: str, name: str) -> None:
         self._name = text_of_name(name)
@@ -337,20 +355,7 @@ class PostgresLedger:
         self._epoch = self._claim_patiently()
 
     def add(self, entry: LedgerEntry) -> None:
-        assert entry.request is not None  # noqa: S101  an entry without one has ended
-        values = [
-            self._name,
-            text_of_name(entry.run_id),
-            None if entry.key is None else text_of_name(entry.key),
-            entry.digest,
-            text_of_name(entry.ensemble),
-            entry.request.model_dump_json(),
-            json.dumps(dict(entry.tags)),
-            entry.tasks,
-            entry.workflow,
-            entry.status.value,
-            text_of(entry.created_at),
-        ]
+        values = [self._name, *self._values(entry)]
 
         def operation(connection: Connection) -> None:
             added = connection.execute(_ADD, values).fetchone()
@@ -375,36 +380,14 @@ class PostgresLedger:
 
         self._write(operation)
 
-    def find(self, run_id: str) -> LedgerEntry | None:
-        return next(iter(self._select("run_id = %s", [text_of_name(run_id)])), None)
-
-    def find_key(self, key: str) -> LedgerEntry | None:
-        return next(iter(self._select("key = %s", [text_of_name(key)])), None)
-
-    def list_unfinished(self) -> Sequence[LedgerEntry]:
-        return self._select("status <> ALL(%s) ORDER BY seq", [list(FINAL)])
-
-    def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        where, values = ["true"], list[object]()
-        if before is not None:
-            where.append("seq < %s")
-            values.append(before)
-        if wanted.status is not None:
-            where.append("status = %s")
-            values.append(wanted.status.value)
-        if wanted.since is not None:
-            where.append("created_at >= %s")
-            values.append(text_of(wanted.since))
-        if wanted.ensembles is not None:
-            where.append("ensemble = ANY(%s)")
-            values.append([text_of_name(each) for each in sorted(wanted.ensembles)])
-        for name, value in wanted.tags.items():
-            where.append("seq IN (SELECT seq FROM ensemble_ray_endpoint.tags WHERE name = %s AND value = %s)")
-            values += [json.dumps(name), json.dumps(value)]
-        return self._select(f"{' AND '.join(where)} ORDER BY seq DESC LIMIT %s", [*values, size])
-
     def close(self) -> None:
         self._database.close()
+
+    def _name_text(self, name: str) -> str:
+        return text_of_name(name)
+
+    def _tag_text(self, text: str) -> str:
+        return json.dumps(text)
 
     def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]:
         query = f"SELECT {COLUMNS} FROM ensemble_ray_endpoint.runs WHERE endpoint = %s AND {where}"  # noqa: S608  conditions of ours, with marks

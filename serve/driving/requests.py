@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -30,33 +30,19 @@ from ensemble_ray.serve.schemas import (
     RunStatus,
     TaskOverride,
 )
-from ensemble_ray.serve.team import TeamName, known_inputs
+from ensemble_ray.serve.team import ServedTeam, TeamName, known_inputs
 from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import new_run_id
-
-if TYPE_CHECKING:
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.serve.team import ServedTeam
-
 
 #: Characters of the description that name a task without a name.
 _SHORT = 50
 
 
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 
 def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]) -> Runnable:
-    """Return the team with the tasks of a request.
-
-    Args:
-        definition: The team. Its `models` can be named in tasks.
-        asked: The request.
-        tools: Tools that can be named in tasks.
-
-    Raises:
-        Refusal: the team does not allow other tasks, a name is unknown, or the tasks cannot run.
-    """
     if asked.task_overrides is None and asked.tasks is None:
         return definition
     if not isinstance(definition, Ensemble) or definition.levels is not None:
@@ -71,31 +57,21 @@ def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]
 
 
 def count_tasks(definition: Runnable, asked: NewRun) -> int:
-    """Return the number of tasks of a changed team.
-
-    Raises:
-        Refusal: inputs are missing, or the tasks cannot run together.
-    """
     assert isinstance(definition, Ensemble)  # noqa: S101  `change_team` returned it
     try:
         return len(definition.plan(asked.inputs).nodes)
     except PromptTemplateError as error:
-        missing = tuple(error.missing_variables)
-        raise Refusal(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "INPUTS_MISSING",
-            str(error),
-            missing=missing,
-            run_id=asked.run_id,
-            error="PromptTemplateError",
-        ) from error
+        raise _inputs_missing(str(error), tuple(error.missing_variables), asked) from error
     except ValidationError as error:
         raise _refuse("TASKS_INVALID", str(error)) from error
 
 
-class _Changes:
-    """Changes the tasks of one team."""
+def _inputs_missing(text: str, missing: tuple[str, ...], asked: NewRun) -> Refusal:
+    status, error = HTTPStatus.UNPROCESSABLE_ENTITY, "PromptTemplateError"
+    return Refusal(status, "INPUTS_MISSING", text, missing=missing, run_id=asked.run_id, error=error)
 
+
+class _Changes:
     def __init__(self, team: Ensemble, tools: Mapping[str, object]) -> None:
         self._team = team
         self._tools = tools
@@ -103,10 +79,9 @@ class _Changes:
         self._new_agents: list[Agent] = []
 
     def override(self, overrides: Mapping[str, TaskOverride]) -> Ensemble:
-        """Return the team with other texts, models and tools for some of its tasks."""
         team = self._team
         names = _names_of(team.all_tasks)
-        wanted = {_get_task(name, names).object_id: override for name, override in overrides.items()}
+        wanted = {_look_up("task", name, names, names).object_id: override for name, override in overrides.items()}
         tasks: dict[str, Task] = {}
         for task in TaskDependencyGraph(team.all_tasks).in_dependency_order():
             changed = self._override(task, wanted.get(task.object_id))
@@ -121,13 +96,12 @@ class _Changes:
         )
 
     def choose(self, selection: Sequence[str | NewTask]) -> Ensemble:
-        """Return the team with these tasks in place of its own."""
         own, chosen = _names_of(self._team.tasks), dict[str, Task]()
         tasks: list[Task] = []
         for position, each in enumerate(selection):
             where = f"tasks[{position}]"
             if isinstance(each, str):
-                task = _get_task(each, own)
+                task = _look_up("task", each, own, own)
                 outside = [entry for entry in task.context if entry.object_id not in {one.object_id for one in tasks}]
                 if outside:
                     raise _refuse(
@@ -177,17 +151,16 @@ class _Changes:
             return None
         listed = self._team.agents or [task.agent for task in self._team.all_tasks if task.agent is not None]
         agents = {agent.role: agent for agent in reversed(listed)}
-        if role not in agents:
-            raise _refuse("AGENT_NOT_FOUND", f"There is no agent '{role}'. There are: [{', '.join(sorted(agents))}]")
-        return agents[role]
+        return _look_up("agent", role, agents, sorted(agents))
 
     def _assignment(self, agent: Agent | None, wanted: TaskOverride) -> dict[str, object]:
         """Return the changed fields `agent`, `llm` and `tools` of a task."""
         changes: dict[str, object] = {}
         if wanted.model is not None:
-            changes["llm"] = self._model(wanted.model)
+            changes["llm"] = _look_up("model", wanted.model, self._team.models, sorted(self._team.models))
         if wanted.tools is not None:
-            changes["tools"] = [self._tool(name) for name in dict.fromkeys(wanted.tools)]
+            known = sorted(self._tools)
+            changes["tools"] = [_look_up("tool", name, self._tools, known) for name in dict.fromkeys(wanted.tools)]
         if agent is None or not changes:
             return changes
         changed = agent.replace(**changes)
@@ -199,18 +172,6 @@ class _Changes:
         listed = self._team.agents
         return None if listed is None else [*listed, *self._new_agents]
 
-    def _model(self, name: str) -> ChatModel:
-        models = self._team.models
-        if name not in models:
-            raise _refuse("MODEL_NOT_FOUND", f"There is no model '{name}'. There are: [{', '.join(sorted(models))}]")
-        return models[name]
-
-    def _tool(self, name: str) -> object:
-        if name not in self._tools:
-            text = f"There is no tool '{name}'. There are: [{', '.join(sorted(self._tools))}]"
-            raise _refuse("TOOL_NOT_FOUND", text)
-        return self._tools[name]
-
 
 def _names_of(tasks: Sequence[Task]) -> dict[str, Task]:
     """Return tasks by name, else by the start of the description (S-CTL-21)."""
@@ -220,10 +181,10 @@ def _names_of(tasks: Sequence[Task]) -> dict[str, Task]:
     return found
 
 
-def _get_task(name: str, tasks: Mapping[str, Task]) -> Task:
-    if name not in tasks:
-        raise _refuse("TASK_NOT_FOUND", f"There is no task '{name}'. There are: [{', '.join(tasks)}]")
-    return tasks[name]
+def _look_up(kind: str, name: str, known: Mapping[str, T], names: Iterable[str]) -> T:
+    if name not in known:
+        raise _refuse(f"{kind.upper()}_NOT_FOUND", f"There is no {kind} '{name}'. There are: [{', '.join(names)}]")
+    return known[name]
 
 
 def _refuse(code: str, text: str) -> Refusal:
@@ -255,11 +216,6 @@ class EndpointLimits(BaseModel):
 
 
 def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> RunOptions:
-    """Return the options of a run.
-
-    Raises:
-        Refusal: the request exceeds a limit of the team or the operator.
-    """
     wanted = asked.options
     tokens = _bound("max_tokens", wanted.max_tokens, (limits.max_tokens, definition.max_tokens))
     wanted_cost = None if wanted.max_cost is None else float(wanted.max_cost)
@@ -283,11 +239,7 @@ def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | Non
 def items_of(
     asked: NewRun, limits: EndpointLimits, datasets: DatasetCatalog
 ) -> list[object] | Path | ItemsDataset | None:
-    """Return the items of the request; None: the team's own. A Dataset is not opened yet.
-
-    Raises:
-        Refusal: there are no or too many items, or clients may not name the file or Dataset.
-    """
+    """Return the items of the request; None: the team's own. A Dataset is not opened yet."""
     match asked.items:
         case None:
             return None
@@ -324,11 +276,6 @@ def _too_much(text: str) -> Refusal:
 
 
 def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
-    """Return the team that a request names, or the only one.
-
-    Raises:
-        Refusal: there is no such team, or the request must name one.
-    """
     if not teams:
         text = "This endpoint does not serve an ensemble yet"
         raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NO_ENSEMBLE", text)
@@ -354,17 +301,6 @@ def checked_entry(
     """Return the ledger entry of a valid request, and the refusal of its unknown inputs, if it has any.
 
     The refusal only applies to new requests. A repeated one may have been accepted by a release that ignored such inputs.
-
-    Args:
-        asked: The request.
-        team: The team to run.
-        limits: Limits of the endpoint.
-        key: The client's idempotency key, if it sent one.
-        tools: Tools that its tasks can name.
-        datasets: Datasets that it may map.
-
-    Raises:
-        Refusal: inputs are missing, the tasks cannot run, the run id is invalid, or a limit is exceeded.
     """
     changed = change_team(team.definition, asked, tools)
     unknown = _refuse_unknown_inputs(asked, team, changed)
@@ -404,15 +340,7 @@ def _count_tasks(asked: NewRun, team: ServedTeam, changed: Runnable, unknown: Re
         return count_tasks(changed, asked)
     missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
     if missing:
-        text = f"Inputs are missing: [{', '.join(missing)}]"
-        raise unknown or Refusal(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "INPUTS_MISSING",
-            text,
-            missing=missing,
-            run_id=asked.run_id,
-            error="PromptTemplateError",
-        )
+        raise unknown or _inputs_missing(f"Inputs are missing: [{', '.join(missing)}]", missing, asked)
     return team.info.tasks if asked.items is None else None
 
 
@@ -431,15 +359,7 @@ def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -
 
 
 def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
-    """Answer a repeated request with the existing run (S-SRV-14, S-SRV-15).
-
-    Args:
-        entry: Stored entry with the same key or id.
-        wanted: Entry of the repeated request.
-
-    Raises:
-        Refusal: the requests differ.
-    """
+    """Answer a repeated request with the existing run (S-SRV-14, S-SRV-15)."""
     if entry.digest == wanted.digest:
         return answer_accepted(entry)
     if wanted.key is not None and entry.key == wanted.key:
@@ -471,8 +391,6 @@ def _digest(asked: NewRun, team: ServedTeam) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverConfig:
-    """One deployment of an endpoint."""
-
     #: name of the application, for the actor and the ledger
     name: str
     teams: tuple[TeamName, ...]

@@ -1,91 +1,306 @@
-"""Carries out accepted runs, and reviews, directives and model switches of running ones."""
+"""Open runs of one process: their queue and outcomes, how they are carried out, and their reviews, directives and model switches."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from ensemble_ray import (
     Ensemble,
     EnsembleError,
+    EnsembleOutput,
     IllegalStateError,
+    RecordError,
     ReviewDecidedError,
     ReviewDecision,
     RunExistsError,
     RunState,
+    Runtime,
     ValidationError,
 )
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.execute.review.gates import describe_misfit
+from ensemble_ray.facts.runs import OWN_ERRORS, RecordedCause, RecordedError
 from ensemble_ray.plan.unit_plans import task_keys
 from ensemble_ray.process.context import bounded_logger, use_traceparent
 from ensemble_ray.process.forks import SystemClock, threads
+from ensemble_ray.record.following import LiveEvents
+from ensemble_ray.record.head import RunHead, read_head
+from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.open_reviews import Gate, fold_gates
 from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import RunStore
+from ensemble_ray.record.trace import fold_output, raised_by
 from ensemble_ray.recovery.deciding import find_pending, record_decision
 from ensemble_ray.recovery.resuming import start_resumed
-from ensemble_ray.serve.driving.active import (
-    Outcome,
-    as_open_review,
-    open_reviews,
-    outcome_of_defect,
-    outcome_of_error,
-    outcome_of_output,
-    recorded_outcome,
-    status_of_state,
-)
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.map_reduce.recovery import load_failure
+from ensemble_ray.serve import schemas
+from ensemble_ray.serve.catalog import DatasetCatalog
+from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, items_of, options_of
-from ensemble_ray.serve.failures import describe_refusal, failure_of, is_refusal
-from ensemble_ray.serve.schemas import (
-    DecidedReview,
-    FirstDecision,
-    ItemsDataset,
-    NewDecision,
-    NewDirective,
-    NewModel,
-    Refusal,
-    ReviewConflict,
-    ReviewOfEnsemble,
-    RunStatus,
-    Verdict,
-)
+from ensemble_ray.serve.failures import code_of, describe_refusal, failure_of, is_refusal, status_of_name
+from ensemble_ray.serve.schemas import Refusal, RunStatus
+from ensemble_ray.serve.team import ServedTeam
+from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.reviews import ReviewTiming
+from ensemble_ray.values.reviews import OpenReview, ReviewTiming
+from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import parse_traceparent
 
-if TYPE_CHECKING:
-    from ensemble_ray import Runtime
-    from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.runs.handle import Run
-    from ensemble_ray.serve.catalog import DatasetCatalog
-    from ensemble_ray.serve.driving.active import ActiveRun
-    from ensemble_ray.serve.driving.ledger import RunLedger
-    from ensemble_ray.serve.schemas import RunDetail
-    from ensemble_ray.teamfile import Runnable
-    from ensemble_ray.values.task_output import OutputType
-
-
+#: State of a run in answers, by its recorded state.
+STATUSES = {
+    RunState.PENDING: RunStatus.RUNNING,
+    RunState.RUNNING: RunStatus.RUNNING,
+    RunState.WAITING: RunStatus.WAITING,
+    RunState.COMPLETED: RunStatus.COMPLETED,
+    RunState.FAILED: RunStatus.FAILED,
+    RunState.CANCELLED: RunStatus.CANCELLED,
+    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
+    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
+}
 _log = bounded_logger(__name__)
 #: Polling interval for a run that another process may resume, s.
 _LOOK_S = 1.0
 #: Polls during which the cluster's scheduler may resume a run. It polls once a second as well.
 _GRACE_LOOKS = 10
-
-
 #: Pauses before a retry, s; the last one repeats.
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 #: Name in decisions if the endpoint does not identify callers.
 _ANYBODY = "a client of the endpoint"
+_IN_RECORD = "The record of the run says more"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveRun:
+    entry: LedgerEntry
+    team: ServedTeam
+    asked: schemas.NewRun
+    #: streamed tokens of its models; closed when its outcome is stored
+    live: LiveEvents = field(default_factory=LiveEvents)
+    #: None before it starts in this process
+    run: Run | None = None
+    #: whether it is in the ledger
+    is_kept: bool = False
+    #: whether it has started, here or in another process
+    has_begun: bool = False
+    #: whether it waits for people, outside of the queue
+    is_aside: bool = False
+    #: set by a decision at this endpoint, until the run resumes
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    #: whether a client requested its end
+    is_cancelled: bool = False
+    #: final state, once `done` is set
+    ended: schemas.RunDetail | None = None
+    #: set when its outcome is stored
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    #: drives the run
+    task: asyncio.Task[None] | None = None
+
+
+class RunQueue:
+    """Queue of one team's runs. `on_change` is called after each change of a count."""
+
+    def __init__(self, most: int, on_change: Callable[[RunQueue], None]) -> None:
+        self._most = most
+        self._on_change = on_change
+        #: running runs, and runs that wait for people, outside of the queue
+        self.running = 0
+        self.waiting = 0
+        #: in order of arrival; each future wakes only its own run
+        self._queue: OrderedDict[ActiveRun, asyncio.Future[bool]] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @contextmanager
+    def aside(self, active: ActiveRun) -> Generator[None]:
+        active.is_aside = True
+        self.waiting += 1
+        self._on_change(self)
+        try:
+            yield
+        finally:
+            active.is_aside = False
+            self.waiting -= 1
+            self._on_change(self)
+
+    async def acquire(self, active: ActiveRun) -> bool:
+        """Wait for the turn of a run; False: it was cancelled before."""
+        if active.is_cancelled:
+            return False
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queue[active] = turn
+        self._call_next()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if self._queue.pop(active, None) is None and not turn.cancelled() and turn.result():
+                self.release()  # its turn came at the same moment
+            raise
+
+    def release(self) -> None:
+        self.running -= 1
+        self._call_next()
+
+    def cancel(self, active: ActiveRun) -> None:
+        """Mark a run as cancelled, and remove it from the queue."""
+        active.is_cancelled = True
+        turn = self._queue.pop(active, None)
+        if turn is not None:
+            turn.set_result(False)
+            self._on_change(self)
+
+    def _call_next(self) -> None:
+        while self._queue and self.running < self._most:
+            _, turn = self._queue.popitem(last=False)
+            if not turn.done():
+                self.running += 1
+                turn.set_result(True)
+        self._on_change(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    status: RunStatus
+    result: schemas.FinishedRun | None = None
+    error: schemas.Failure | None = None
+
+
+def outcome_of_output(state: RunState, output: EnsembleOutput) -> Outcome:
+    return Outcome(status=STATUSES[state], result=schemas.FinishedRun.of(output))
+
+
+def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
+    status = RunStatus.REJECTED if is_refusal(error) else RunStatus.FAILED
+    return Outcome(status=status, error=failure_of(error, run_id))
+
+
+def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
+    """Return the outcome of a run that raised an unexpected error. Its text is only logged."""
+    return Outcome(status=RunStatus.FAILED, error=_defect(type(error).__name__, run_id, "The endpoint's log says more"))
+
+
+async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
+    """Return the recorded outcome of a run; None: it has no end and can be resumed.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    head = await read_head(store, run_id)
+    match head.state:
+        case RunState.INTERRUPTED | RunState.WAITING:
+            return None
+        case RunState.FAILED:
+            return Outcome(status=RunStatus.FAILED, error=await _recorded_failure(store, head, run_id))
+        case RunState.COMPLETED if head.is_dynamic:
+            return None  # a resumed run returns its output without another call
+        case state:
+            try:
+                return outcome_of_output(state, fold_output(await store.facts(run_id)))
+            except (IllegalStateError, RecordError):  # an incomplete dynamic run has no output
+                return Outcome(status=STATUSES[state])
+
+
+async def open_reviews(store: RunStore, run_id: str) -> list[schemas.OpenReview]:
+    """Return the open gates of a run, in order of creation."""
+    gates = [gate.review() for gate in fold_gates(await store.gates_of(run_id)) if gate.is_open]
+    return [as_open_review(each) for each in gates]
+
+
+def as_open_review(gate: OpenReview) -> schemas.OpenReview:
+    return schemas.OpenReview(
+        run_id=gate.run_id,
+        gate_id=gate.gate_id,
+        timing=gate.timing.value,
+        task_description=gate.task_description,
+        task_output=gate.task_output,
+        prompt=gate.prompt or "",
+        required_role=gate.required_role,
+        created_at=gate.created_at,
+        expires_at=gate.expires_at,
+    )
+
+
+def _defect(name: str, run_id: str, where: str) -> schemas.Failure:
+    return schemas.Failure(
+        error="InternalError",
+        code="INTERNAL_ERROR",
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        message=f"{name} in the code of the team. {where}",
+        run_id=run_id,
+    )
+
+
+async def _recorded_failure(store: RunStore, head: RunHead, run_id: str) -> schemas.Failure:
+    own = head.own_error if head.is_dynamic else None
+    if own is not None and not own.key:
+        raised = None
+    elif head.is_dynamic:
+        raised = await load_failure(store, run_id)
+    else:
+        raised = raised_by(RunHistory(await store.facts(run_id), has_details=True))
+    if raised is not None:
+        is_own = isinstance(raised, OWN_ERRORS)
+        return failure_of(raised, run_id) if is_own else _defect(type(raised).__name__, run_id, _IN_RECORD)
+    first = head.errors[0] if head.errors else RecordedError("", "TaskExecutionError", "The run failed", is_own=True)
+    name = first.error_type.rpartition(".")[2]
+    if not first.is_own:
+        return _defect(name, run_id, _IN_RECORD)
+    shown: list[RecordedCause | RecordedError] = [*first.causes, *head.errors[1:]]
+    return schemas.Failure(
+        error=name,
+        code=code_of(name),
+        status=status_of_name(name),
+        message=first.message,
+        run_id=run_id,
+        causes=[f"{each.error_type}: {each.message}" for each in shown if each.is_own],
+    )
+
+
+def summary_of(entry: LedgerEntry, *, is_active: bool) -> schemas.RunSummary:
+    """Return a run for a list. A run without an end and an owner is interrupted."""
+    is_left = not entry.status.is_final and not is_active
+    return schemas.RunSummary(
+        run_id=entry.run_id,
+        status=RunStatus.INTERRUPTED if is_left else entry.status,
+        ensemble=entry.ensemble,
+        tags=dict(entry.tags),
+        created_at=entry.created_at,
+        ended_at=entry.ended_at,
+    )
+
+
+def detail_of(
+    entry: LedgerEntry,
+    *,
+    status: RunStatus,
+    ended_at: datetime | None = None,
+    outcome: Outcome | None = None,
+    reviews: Sequence[schemas.OpenReview] = (),
+) -> schemas.RunDetail:
+    return schemas.RunDetail(
+        run_id=entry.run_id,
+        status=status,
+        ensemble=entry.ensemble,
+        tags=dict(entry.tags),
+        created_at=entry.created_at,
+        ended_at=ended_at,
+        result=None if outcome is None else outcome.result,
+        error=None if outcome is None else outcome.error,
+        reviews=[*reviews],
+    )
 
 
 class RunsTeam:
-    """Runs teams on one runtime."""
-
     def __init__(
         self, runtime: Runtime, limits: EndpointLimits, tools: Mapping[str, object], datasets: DatasetCatalog
     ) -> None:
@@ -124,7 +339,6 @@ class RunsTeam:
             return outcome_of_defect(error, run_id)
 
     def find_output_type(self, active: ActiveRun, key: str) -> OutputType | None:
-        """Return the declared output type of a task, if it has one. Generated tasks have none."""
         definition = change_team(active.team.definition, active.asked, self._tools)
         if not isinstance(definition, Ensemble):
             return None
@@ -157,10 +371,6 @@ class RunsTeam:
             await asyncio.sleep(_LOOK_S)
         return False
 
-    async def end_waiting(self, active: ActiveRun) -> Outcome:
-        """End a run that was cancelled while it waited for people; return its outcome."""
-        return await self.carry_out(active, is_recovered=True)
-
     async def _run(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
         active.run = run = await self._begin(active, is_recovered=is_recovered)
         if active.is_cancelled:
@@ -187,12 +397,13 @@ class RunsTeam:
     def _definition(self, active: ActiveRun) -> Runnable:
         """Return the team with the items or the tasks of the request, and a listener for streamed tokens."""
         items: object = items_of(active.asked, self._limits, self._datasets)
-        if isinstance(items, ItemsDataset):
+        if isinstance(items, schemas.ItemsDataset):
             items = self._datasets.open(items.dataset)
-        team = active.team
-        definition = (
-            change_team(team.definition, active.asked, self._tools) if items is None else team.with_items(items)
-        )
+        definition = active.team.definition
+        if items is None:
+            definition = change_team(definition, active.asked, self._tools)
+        else:
+            definition = definition.replace(items=items)
         if not active.team.is_streaming:
             return definition
         return definition.model_copy(update={"listeners": (*definition.listeners, active.live)})
@@ -236,7 +447,7 @@ class EndWriter:
         self._kept = kept
         self._turn = asyncio.Lock()
 
-    async def write(self, run_id: str, outcome: RunDetail) -> bool:
+    async def write(self, run_id: str, outcome: schemas.RunDetail) -> bool:
         """Write the end of a run, and retry until it is stored. False: the ledger does not accept it.
 
         After a cancelled call the record still contains the end.
@@ -261,57 +472,44 @@ class EndWriter:
                 tries += 1
 
 
-async def inject_directive(active: ActiveRun, directive: NewDirective, by: str) -> None:
-    """Send a directive to the tasks of a run that start from now on.
-
-    Raises:
-        Refusal: the run is not running at the moment.
-    """
-    run_id = active.entry.run_id
+async def inject_directive(active: ActiveRun, directive: schemas.NewDirective, by: str) -> None:
     if active.run is not None:
-        try:
+        with contextlib.suppress(IllegalStateError):  # not running: the same as not started
             await active.run.ainject(directive.text, directive.ttl_s, given_by=by)
-        except IllegalStateError:
-            pass  # not running: the same as not started
-        else:
             return
-    text = f"Run '{run_id}' is not running at the moment. Send the directive again when it is"
-    raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
+    raise _not_running(active.entry.run_id, "Send the directive again when it is")
 
 
-async def switch_run_model(active: ActiveRun, model: NewModel, by: str) -> None:
-    """Switch the model of the tasks of a run that start from now on.
-
-    Raises:
-        Refusal: the team has no such model or agent, or the run is not running at the moment.
-    """
+async def switch_run_model(active: ActiveRun, model: schemas.NewModel, by: str) -> None:
     run_id, known = active.entry.run_id, sorted(active.team.definition.models)
     if model.model is not None and model.model not in known:
         text = f"The team '{active.entry.ensemble}' has no model '{model.model}'. There are: [{', '.join(known)}]"
         raise Refusal(HTTPStatus.BAD_REQUEST, "MODEL_NOT_FOUND", text, run_id=run_id)
     if active.run is not None:
         try:
-            await active.run.aswitch_model(model.model, agent=model.agent, given_by=by)
+            with contextlib.suppress(IllegalStateError):  # not running: the same as not started
+                await active.run.aswitch_model(model.model, agent=model.agent, given_by=by)
+                return
         except ValidationError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, "AGENT_NOT_FOUND", str(error), run_id=run_id) from error
-        except IllegalStateError:
-            pass  # not running: the same as not started
-        else:
-            return
-    text = f"Run '{run_id}' is not running at the moment. Switch the model when it is"
-    raise Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
+    raise _not_running(run_id, "Switch the model when it is")
+
+
+def _not_running(run_id: str, what_to_do: str) -> Refusal:
+    text = f"Run '{run_id}' is not running at the moment. {what_to_do}"
+    return Refusal(HTTPStatus.CONFLICT, "RUN_NOT_RUNNING", text, run_id=run_id)
 
 
 async def open_gates(
     store: RunStore, runs: Mapping[str, ActiveRun], ensembles: frozenset[str] | None
-) -> Sequence[ReviewOfEnsemble]:
+) -> Sequence[schemas.ReviewOfEnsemble]:
     """Return the open gates of these runs, oldest first; of all teams without `ensembles`."""
     teams = {run_id: active.entry.ensemble for run_id, active in runs.items()}
     shown = {run_id: team for run_id, team in teams.items() if ensembles is None or team in ensembles}
     if not shown:
         return ()
     return [
-        ReviewOfEnsemble(**dict(as_open_review(each.review)), ensemble=shown[each.review.run_id])
+        schemas.ReviewOfEnsemble(**dict(as_open_review(each.review)), ensemble=shown[each.review.run_id])
         for each in await find_pending(store)
         if each.review.run_id in shown
     ]
@@ -321,42 +519,38 @@ async def decide_gate(
     store: RunStore,
     run_id: str,
     gate_id: str,
-    decision: NewDecision,
+    decision: schemas.NewDecision,
     by: str,
     *,
     find_type: Callable[[str], OutputType | None],
-) -> DecidedReview | ReviewConflict:
+) -> schemas.DecidedReview | schemas.ReviewConflict:
     """Record a decision; return it, or the earlier decision that counts.
 
     `find_type` returns the declared output type of a task by its key.
-
-    Raises:
-        Refusal: the run has no such gate, the gate is closed or decided by another process, or the edit does not fit.
     """
     # An id must be complete here. Terminals also accept a prefix.
     gates = {gate.gate_id: gate for gate in fold_gates(await store.gates_of(run_id))}
     if (gate := gates.get(gate_id)) is None:
         text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists the open gates"
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", text, run_id=run_id)
-    if decision.decision is Verdict.EDIT and gate.is_open:
+    if decision.decision is schemas.Verdict.EDIT and gate.is_open:
         await threads.run(_check_edit, gate, decision.text or "", find_type)
     by, asked = by or _ANYBODY, _decision_of(decision)
     try:
         run, _ = await record_decision(store, run_id, gate_id, asked, by=by, comment=decision.comment)
     except ReviewDecidedError as error:
-        first = FirstDecision(
+        first = schemas.FirstDecision(
             decision=error.verdict, by=error.by, decided_at=error.decided_at, comment=error.comment or ""
         )
-        return ReviewConflict(**dict(failure_of(error, run_id)), first=first)
+        return schemas.ReviewConflict(**dict(failure_of(error, run_id)), first=first)
     except RunExistsError as error:
         raise Refusal(HTTPStatus.BAD_REQUEST, "REVIEW_ASKED_ELSEWHERE", str(error), run_id=run_id) from error
     except ValidationError as error:
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", str(error), run_id=run_id) from error
-    return DecidedReview(run_id=run_id, gate_id=gate_id, decision=decision.decision, status=status_of_state(run.state))
+    return schemas.DecidedReview(run_id=run_id, gate_id=gate_id, decision=decision.decision, status=STATUSES[run.state])
 
 
 def _check_edit(gate: Gate, text: str, find_type: Callable[[str], OutputType | None]) -> None:
-    """Raise a `Refusal` if an edit does not fit the output type of its task (S-SRV-231)."""
     if gate.asked.data.timing is not ReviewTiming.AFTER_EXECUTION:
         return
     output_type = find_type(node_key(gate.asked.instance))
@@ -364,11 +558,11 @@ def _check_edit(gate: Gate, text: str, find_type: Callable[[str], OutputType | N
         raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "EDIT_INVALID", why, run_id=gate.asked.run, param="text")
 
 
-def _decision_of(asked: NewDecision) -> ReviewDecision:
+def _decision_of(asked: schemas.NewDecision) -> ReviewDecision:
     match asked.decision:
-        case Verdict.APPROVE:
+        case schemas.Verdict.APPROVE:
             return ReviewDecision.continue_execution()
-        case Verdict.EDIT:
+        case schemas.Verdict.EDIT:
             return ReviewDecision.edit(asked.text or "")
-        case Verdict.EXIT:
+        case schemas.Verdict.EXIT:
             return ReviewDecision.exit_early()

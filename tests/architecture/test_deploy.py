@@ -19,9 +19,8 @@ import yaml
 from packaging.requirements import Requirement
 
 from ensemble_ray.cli.app import make_app
-from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.api import MCP_PATH, build_api
 from ensemble_ray.serve.app import EndpointOptions
-from ensemble_ray.serve.mcp_api import PATH
 from ensemble_ray.teamfile import load_runnable
 from tests.serve.driving import driven
 from tests.serve.teams import summaries
@@ -201,7 +200,7 @@ def test_the_ingress_has_all_routes_and_nothing_else() -> None:
     (service,) = documents("RayService")
     (rule,) = ingress["spec"]["rules"]
     paths = [(each["pathType"], each["path"]) for each in rule["http"]["paths"]]
-    routes = {*build_api(driven(summaries())).openapi()["paths"], "/openapi.json", PATH} - {"/metrics"}
+    routes = {*build_api(driven(summaries())).openapi()["paths"], "/openapi.json", MCP_PATH} - {"/metrics"}
     reached = {route for route in routes if any(_matches(kind, path, route) for kind, path in paths)}
     assert reached == routes
     assert all(any(_matches(kind, path, route) for route in routes) for kind, path in paths)

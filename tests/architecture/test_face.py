@@ -53,10 +53,10 @@ def test_modules_are_loaded_where_they_are_used() -> None:
         "assert ensemble_ray.tools.tool is ensemble_ray.tool\n"
         "from ensemble_ray import Ensemble\n"
         "assert not {'ray', 'openai', 'httpx'} & set(sys.modules)\n"
-        "import ensemble_ray.serve.driving.driver_actor\n"
+        "import ensemble_ray.serve.driving.driver\n"
         "costly = {'ray.job_submission', 'ray.serve', 'ray.data', 'aiohttp', 'fastapi', 'openai', 'httpx', 'pandas', 'numpy'}\n"
         "assert not costly & set(sys.modules)\n"
-        "import ensemble_ray.serve.api, ensemble_ray.serve.driving.remote_runs\n"
+        "import ensemble_ray.serve.api\n"
         "assert not {'ensemble_ray.studio.app', 'ensemble_ray.serve.studio'} & set(sys.modules)\n"
         "assert not (costly - {'fastapi'}) & set(sys.modules)\n"
     )

@@ -14,7 +14,7 @@ from ensemble_ray.access.key_store import KeyFile, open_keys
 from ensemble_ray.access.keys import ApiKey, Right, new_key
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.driver_actor import CallerCache
+from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.testing import ScriptedModel
 from tests.command_line import calling
 from tests.postgres_server import PostgresServer

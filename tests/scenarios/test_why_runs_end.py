@@ -31,7 +31,7 @@ from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.runs.inline import InlineRuntime
-from ensemble_ray.serve.driving.active import outcome_of_error, recorded_outcome
+from ensemble_ray.serve.driving.run_driver import outcome_of_error, recorded_outcome
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
 from tests.builders import answer, task

@@ -18,8 +18,7 @@ from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.driving.driver_actor import CallerCache
+from ensemble_ray.serve.callers import Caller, CallerCache
 from tests.serve.driving import driven
 
 __all__ = ["Guarded", "guarded", "make_key", "transport_of"]

@@ -39,7 +39,7 @@ from ensemble_ray import Task as TeamTask
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.driver_actor import CallerCache
+from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.a2a.client import IDEMPOTENT_MESSAGES

@@ -13,7 +13,7 @@ from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import ToolCatalog, load_catalog, load_models, named_models
-from ensemble_ray.serve.driving.remote_runs import driver_name
+from ensemble_ray.serve.driving.driver import driver_name
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven

@@ -19,8 +19,7 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import middleware as key_check
 from ensemble_ray.serve.app import EndpointOptions, app
-from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.driving.driver_actor import CallerCache
+from ensemble_ray.serve.callers import Caller, CallerCache
 from ensemble_ray.serve.middleware import KeyCheck, is_local
 from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.starting import EndpointPlace, check_keys

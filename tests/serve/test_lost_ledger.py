@@ -16,8 +16,8 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import driven_runs
 from ensemble_ray.serve.driving import run_driver as kept_ends
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.driver import driver_name
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerLostError, open_ledger, part_of_name
-from ensemble_ray.serve.driving.remote_runs import driver_name
 from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunFilter, RunStatus
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel

@@ -18,8 +18,8 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.schemas import RunFilter, RunStatus
 from ensemble_ray.serve.team import served_team
@@ -69,7 +69,7 @@ def runs(home: str, held: Held) -> Iterator[DrivenRuns]:
     driven = DrivenRuns(served, InlineRuntime(), Ledger(None))
     yield driven
     held.free.set()
-    run_blocking(driven._close())
+    run_blocking(driven.close())
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.openai_api.asking import ChatBody, ResponseBody
+from ensemble_ray.serve.openai_api import ChatBody, ResponseBody
 from ensemble_ray.serve.schemas import RunStatus
 from tests.serve.runs_double import RunsDouble, as_service, detail
 

@@ -10,9 +10,9 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, OpenAI
 from starlette.types import Message
 
-from ensemble_ray.serve import asked_run
+from ensemble_ray.serve import blocking_run
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.asked_run import BlockingRun, StreamedText
+from ensemble_ray.serve.blocking_run import BlockingRun, StreamedText
 from ensemble_ray.serve.schemas import NewRun, RunStatus
 from tests.scenarios.teams import PATIENCE_S
 from tests.serve.http_server import served
@@ -226,8 +226,8 @@ async def test_a_client_that_goes_after_a_decision_ends_its_run() -> None:
 
 async def test_a_run_that_nothing_goes_on_with_is_told_as_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-INT-26: all of its gates are decided; its client is answered, where what drives it stays away."""
-    monkeypatch.setattr(asked_run, "_DECIDED_LOOK_S", 0.0)
-    monkeypatch.setattr(asked_run, "_DECIDED_LOOKS", 3)
+    monkeypatch.setattr(blocking_run, "_DECIDED_LOOK_S", 0.0)
+    monkeypatch.setattr(blocking_run, "_DECIDED_LOOKS", 3)
     double = RunsDouble(end=detail(RunStatus.WAITING))
     found = await BlockingRun(double, "r", ends_with_client=True).end_or_gate()
     assert (found.status, list(found.reviews)) == (RunStatus.WAITING, [])

@@ -40,7 +40,7 @@ from ensemble_ray import (
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.process.context import use_traceparent
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.driving.driver_actor import CallerCache
+from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.teamfile import load_ensemble
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.tools.a2a import client as a2a_client

@@ -18,8 +18,8 @@ from ensemble_ray import InlineRuntime
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.driver_actor import CallerCache
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.middleware import OPEN_PATHS
 from ensemble_ray.serve.run_service import RunService
@@ -64,7 +64,7 @@ def schema(place: Path, key: dict[str, str]) -> Iterator[Any]:
     api = build_api(_Kept(runs), callers=CallerCache(KeyFile(place)))
     api.state.service = runs
     yield schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
-    run_blocking(runs._close())
+    run_blocking(runs.close())
 
 
 OPERATIONS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from ensemble_ray.serve.driving.active import ActiveRun, RunQueue
 from ensemble_ray.serve.driving.ledger import LedgerEntry
+from ensemble_ray.serve.driving.run_driver import ActiveRun, RunQueue
 from ensemble_ray.serve.schemas import NewRun
 from ensemble_ray.serve.team import ServedTeam
 

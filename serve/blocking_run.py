@@ -12,22 +12,17 @@ import contextvars
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio import CancelScope
 from pydantic import BaseModel
+from starlette.types import Receive
 
-from ensemble_ray.serve.schemas import Refusal, RunStatus
+from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunEvent, RunStatus
 from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.messages import Reasoning
-
-if TYPE_CHECKING:
-    from starlette.types import Receive
-
-    from ensemble_ray.serve.run_service import RunService
-    from ensemble_ray.serve.schemas import NewRun, RunDetail, RunEvent
-
 
 _BETWEEN_TURNS = "\n\n"
 
@@ -41,8 +36,6 @@ _endings: set[asyncio.Task[None]] = set()
 
 
 class StreamedText:
-    """The streamed text of an answer."""
-
     def __init__(self) -> None:
         self._turn = 0
         self._said = ""
@@ -70,8 +63,6 @@ class StreamedText:
 
 
 class Token(BaseModel):
-    """Data of a token event."""
-
     token: str
     instance: str | None
     iteration_index: int
@@ -80,8 +71,6 @@ class Token(BaseModel):
 
 
 class DoneTask(BaseModel):
-    """Data of the event of a completed or failed task."""
-
     agent_role: str
     task_description: str
 
@@ -99,11 +88,7 @@ class BlockingRun:
     async def begin(
         cls, service: RunService, asked: NewRun, *, idempotency_key: str | None, ends_with_client: bool
     ) -> BlockingRun:
-        """Start a run. If the client disconnects meanwhile, wait for the start, then leave the run.
-
-        Raises:
-            Refusal: see `RunService.start`.
-        """
+        """Start a run. If the client disconnects meanwhile, wait for the start, then leave the run."""
         named = asked.model_copy(update={"run_id": new_run_id()})
         starting = asyncio.ensure_future(service.start(named, idempotency_key=idempotency_key))
         is_ended = ends_with_client and idempotency_key is None
@@ -139,11 +124,6 @@ class BlockingRun:
             await asyncio.sleep(_DECIDED_LOOK_S)
 
     async def end_for(self, receive: Receive, *, or_gate: bool = False) -> RunDetail:
-        """Return the run as `end` does, or `end_or_gate`.
-
-        Raises:
-            Refusal: the client disconnected, which `receive` reports.
-        """
         ending = asyncio.ensure_future(self.end_or_gate() if or_gate else self.end())
         leaving = asyncio.ensure_future(_gone(receive))
         try:
@@ -157,25 +137,19 @@ class BlockingRun:
             await self.detach()
 
     async def answer(self, streamed_task: str | None, said: StreamedText) -> AsyncGenerator[str | RunDetail]:
-        """Yield pieces of the answer and of reasoning (`Reasoning`), then the run as `end` does.
-
-        Args:
-            streamed_task: Instance of the task whose tokens to yield; None: none.
-            said: Collects the text.
-        """
-        ending = asyncio.ensure_future(self.end())
-        try:
-            if streamed_task is not None:
-                async with aclosing(self._events(ending)) as events:
-                    async for event in events:
-                        if (token := token_of(event)) is not None and token.instance == streamed_task:
-                            if token.is_reasoning:
-                                yield Reasoning(token.token)
-                            else:
-                                yield said.add(token.token, turn=token.iteration_index)
-            yield await ending
-        finally:
-            ending.cancel()
+        """Yield pieces of the answer and of reasoning (`Reasoning`), then the run as `end` does."""
+        if streamed_task is None:
+            yield await self.end()
+            return
+        async with aclosing(self.follow()) as happening:
+            async for each in happening:
+                if not isinstance(each, RunEvent):
+                    yield each
+                elif (token := token_of(each)) is not None and token.instance == streamed_task:
+                    if token.is_reasoning:
+                        yield Reasoning(token.token)
+                    else:
+                        yield said.add(token.token, turn=token.iteration_index)
 
     async def follow(self) -> AsyncGenerator[RunEvent | RunDetail]:
         """Yield the events of the run from its start, then the run as `end` does."""
@@ -226,11 +200,9 @@ class BlockingRun:
 
 
 def token_of(event: RunEvent) -> Token | None:
-    """Return the token of an event, if it has one."""
     return Token.model_validate(event.data) if event.type == "token" else None
 
 
 async def _gone(receive: Receive) -> None:
-    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

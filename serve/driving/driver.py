@@ -1,0 +1,347 @@
+"""The detached actor on the head node that drives the runs of one endpoint, and its client in the replicas.
+
+The actor outlives replicas and deployments. If its process dies, Ray restarts it, and it resumes all open runs of its ledger. It
+returns a `Refusal` as a reply, because an error that an actor raises means a failure of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Self, TypeVar, cast
+
+import ray
+import ray.exceptions
+from ray.util import metrics as ray_metrics
+
+from ensemble_ray import IllegalStateError, RayRuntime, RunExistsError
+from ensemble_ray.access.admission import Credentials
+from ensemble_ray.access.key_store import open_keys
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.reach import reach
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.errors.texts import describe
+from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.forks import submit, threads
+from ensemble_ray.record.following import RunFollower
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.callers import Caller, CallerCache
+from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models
+from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
+from ensemble_ray.serve.driving.ledger import LedgerLostError, RunLedger, open_ledger, part_of_name
+from ensemble_ray.serve.driving.requests import DriverConfig
+from ensemble_ray.serve.metrics import METRICS, Metric, MetricKind, RunTally, Sample
+from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.schemas import AcceptedRun, EnsembleInfo, NewRun, Refusal, RunDetail, RunEvent
+from ensemble_ray.serve.team import load_teams
+from ensemble_ray.values.ids import new_run_id
+
+_log = bounded_logger(__name__)
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
+#: Cached readers of events. A lost one is created again from its cursor.
+_KEPT_READERS = 2000
+#: Time for replies to be sent before this process exits, s.
+_LEAVING_S = 1.0
+#: How long a request waits for the teams and the ledger, s.
+_OPENING_S = 60.0
+
+
+class RayExporter:
+    """Exports metrics to Ray, which adds the prefix `ray_` to their names."""
+
+    def __init__(self) -> None:
+        made = cast("Any", ray_metrics)
+        self._reported: dict[str, Any] = {
+            metric.name: (made.Counter if metric.kind is MetricKind.COUNTER else made.Gauge)(
+                metric.name.removesuffix("_total"), description=metric.description, tag_keys=metric.labels
+            )
+            for metric in METRICS
+        }
+
+    def add(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
+        self._reported[metric.name].inc(amount, tags=dict(labels))
+
+    def put(self, metric: Metric, labels: Mapping[str, str], amount: float) -> None:
+        self._reported[metric.name].set(amount, tags=dict(labels))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEventPage:
+    events: Sequence[RunEvent] = field(default_factory=tuple)
+    is_over: bool = False
+
+
+class RunDriver:
+    """The actor that `RemoteRuns` calls. It loads the teams and resumes open runs in the background."""
+
+    def __init__(self, config: DriverConfig) -> None:
+        self._config = config
+        self._readers: OrderedDict[str, RunFollower] = OrderedDict()
+        self._callers = CallerCache(open_keys(), config.keys)
+        self._tally = RunTally(RayExporter())
+        self._is_leaving = False
+        self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
+
+    async def _open(self) -> DrivenRuns:
+        config = self._config
+        teams = await threads.run(load_teams, config.teams)
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # open until this process exits
+        tools = await threads.run(load_catalog, config.tools)
+        models = await threads.run(load_models, config.models)
+        datasets = await threads.run(load_datasets, config.datasets)
+        ledger = await self._claim_ledger(runtime.store_address)
+        runs = DrivenRuns(
+            teams,
+            runtime,
+            ledger,
+            config.limits,
+            tally=self._tally,
+            tools=tools,
+            models=models,
+            datasets=datasets,
+            on_lost=self._leave,
+        )
+        await runs.recover()
+        return runs
+
+    async def _claim_ledger(self, address: StoreAddress) -> RunLedger:
+        """Wait for the ledger. An endpoint of the same name on another cluster may be ending (S-SRV-46)."""
+        while True:
+            try:
+                return await threads.run(open_ledger, address, self._config.name, self._config.namespace)
+            except RunExistsError as error:
+                _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
+
+    def _leave(self, error: RunExistsError) -> None:
+        """Exit, because another process owns the ledger and drives the runs (S-SRV-46).
+
+        Ray starts a new process, which waits for the ledger and refuses requests until then.
+        """
+        if not self._is_leaving:
+            self._is_leaving = True
+            _log.error("The driver of the endpoint '%s' exits: %s", self._config.name, error)
+            asyncio.get_running_loop().call_later(_LEAVING_S, os._exit, 1)
+
+    async def _runs(self) -> DrivenRuns:
+        if self._is_leaving:
+            raise _driven_elsewhere()
+        opening = asyncio.shield(asyncio.wrap_future(self._opening))
+        try:
+            async with asyncio.timeout(_OPENING_S):
+                return await opening
+        except TimeoutError:
+            text = "The endpoint is starting. Accepted runs are stored"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from None
+        except (EnsembleError, IllegalStateError) as error:
+            _log.error("The endpoint '%s' cannot drive runs: %s", self._config.name, describe(error))
+            text = f"The endpoint could not start ({type(error).__name__}). See its log"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=30) from None
+
+    async def deployed_at(self) -> float:
+        return self._config.deployed_at
+
+    async def metrics(self) -> Sequence[Sample]:
+        return self._tally.samples()
+
+    async def admit(self, credentials: Credentials) -> Caller | Refusal:
+        return await self._reply(self._callers.admit(credentials))
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of `DrivenRuns`. Return its result, or a `Refusal`."""
+
+        async def call() -> Any:
+            return await getattr(await self._runs(), method)(*args, **options)
+
+        return await self._reply(call())
+
+    async def read_events(
+        self, reader: str, run_id: str, after: str | None, timeout_s: float
+    ) -> RunEventPage | Refusal:
+        """Return the next events of a reader, within `timeout_s`.
+
+        The position is stored under the name `reader`. If it is lost, the reader continues behind the cursor `after`.
+        """
+        return await self._reply(self._read_events(reader, run_id, after, timeout_s))
+
+    async def _read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> RunEventPage:
+        follower = self._readers.pop(reader, None)
+        runs = await self._runs()
+        if follower is None:
+            follower = await runs.follow(run_id, after)
+        events = await runs.read(follower, timeout_s)
+        if not follower.is_over:
+            self._readers[reader] = follower
+            if len(self._readers) > _KEPT_READERS:
+                self._readers.popitem(last=False)
+        return RunEventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
+
+    async def forget_reader(self, reader: str) -> None:
+        self._readers.pop(reader, None)
+
+    async def _reply(self, work: Awaitable[T]) -> T | Refusal:
+        try:
+            return await work
+        except LedgerLostError as error:
+            self._leave(error)
+            refusal = _driven_elsewhere()
+        except Refusal as refused:
+            refusal = refused
+        self._tally.refuse(refusal.code)
+        return refusal
+
+
+def _driven_elsewhere() -> Refusal:
+    text = "Another process drives the runs of this endpoint now. Accepted runs are stored"
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5)
+
+
+#: Limit of one call, s. Then it is repeated, so that a dead process is noticed.
+_CALL_S = 10.0
+#: How long the list of teams is cached, s.
+_KNOWN_S = 1.0
+#: Pauses between attempts while the driver restarts, s.
+_PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
+#: Limit of attempts to replace the driver of an older deployment.
+_MOST_TAKEOVERS = 7
+
+
+def driver_name(endpoint: str, namespace: str = "") -> str:
+    own = f"endpoint-{part_of_name(endpoint)}"
+    return f"{namespace}/{own}" if namespace else own
+
+
+def _of_driver(method: M) -> M:
+    """Return a method of `RemoteRuns` that calls the driver's method of the same name."""
+
+    async def call(self: RemoteRuns, *args: Any, **options: Any) -> Any:
+        return await self.call(method.__name__, *args, **options)
+
+    return cast("M", call)
+
+
+class RemoteRuns:
+    """The `RunService` and the `Callers` of a replica. On entry it finds the driver, or starts one.
+
+    Calls can be repeated safely: a run gets its id before the call, and readers of events send their position.
+    """
+
+    def __init__(self, config: DriverConfig) -> None:
+        self._config = config
+        self._driver: Any = None
+        #: cached teams, and the time until which they are valid
+        self._teams: tuple[Sequence[EnsembleInfo], float] = ((), 0.0)
+
+    async def __aenter__(self) -> Self:
+        self._driver = await threads.run(self._find)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._driver = None
+
+    get = _of_driver(RunService.get)
+    list = _of_driver(RunService.list)
+    cancel = _of_driver(RunService.cancel)
+    inject = _of_driver(RunService.inject)
+    switch_model = _of_driver(RunService.switch_model)
+    reviews = _of_driver(RunService.reviews)
+    decide = _of_driver(RunService.decide)
+    capabilities = _of_driver(RunService.capabilities)
+    invoke_tool = _of_driver(RunService.invoke_tool)
+
+    async def ensembles(self) -> Sequence[EnsembleInfo]:
+        teams, until = self._teams
+        now = asyncio.get_running_loop().time()
+        if now >= until:
+            teams = await self.call("ensembles")
+            self._teams = teams, now + _KNOWN_S
+        return teams
+
+    async def metrics(self) -> Sequence[Sample]:
+        return await self._ask(lambda driver: driver.metrics.remote())
+
+    async def admit(self, credentials: Credentials) -> Caller:
+        return await self._ask(lambda driver: driver.admit.remote(credentials))
+
+    async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
+        named = asked if asked.run_id else asked.model_copy(update={"run_id": new_run_id()})
+        accepted: AcceptedRun = await self.call("start", named, idempotency_key=idempotency_key)
+        return accepted
+
+    async def wait(self, run_id: str, timeout_s: float) -> RunDetail:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            left = max(0.0, min(_CALL_S, deadline - loop.time()))
+            found: RunDetail = await self.call("wait", run_id, left)
+            if found.status.is_final or found.status == "waiting" or loop.time() >= deadline:
+                return found
+
+    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
+        reader, cursor = uuid.uuid4().hex, after
+
+        def read(driver: Any) -> Any:
+            return driver.read_events.remote(reader, run_id, cursor, _CALL_S)
+
+        try:
+            while True:
+                page: RunEventPage = await self._ask(read)
+                for each in page.events:
+                    cursor = each.cursor or cursor
+                    yield each
+                if page.is_over:
+                    return
+        finally:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._driver.forget_reader.remote(reader)
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of `DrivenRuns` in the driver's process."""
+        return await self._ask(lambda driver: driver.call.remote(method, *args, **options))
+
+    async def _ask(self, call: Callable[[Any], Awaitable[T | Refusal]]) -> T:
+        """Call the driver, and wait while it restarts."""
+        try:
+            reply = await reach(
+                lambda: call(self._driver),
+                _PAUSES_S,
+                retry_on=ray.exceptions.RayActorError,
+                before_retry=self._find_again,
+            )
+        except ray.exceptions.RayActorError as error:
+            text = "The driver of the runs cannot be reached. Accepted runs are stored"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from error
+        if isinstance(reply, Refusal):
+            raise reply
+        return reply
+
+    async def _find_again(self) -> None:
+        _log.warning("Could not reach the driver of the runs, retrying")
+        with contextlib.suppress(ray.exceptions.RayError):
+            self._driver = await threads.run(self._find)
+
+    def _find(self) -> Any:
+        """Return the driver of this deployment or a newer one, and replace an older driver. Blocks."""
+        config = self._config
+        find = partial(spawn.run_driver, RunDriver, driver_name(config.name, config.namespace), config)
+        for _ in range(_MOST_TAKEOVERS):
+            driver = find()
+            try:
+                deployed_at = cast("float", cast("Any", ray.get)(driver.deployed_at.remote()))  # noqa: TID251  in a thread
+            except ray.exceptions.RayActorError:
+                continue  # another replica is replacing it
+            if deployed_at >= config.deployed_at:
+                return driver
+            _log.warning("A new deployment takes over the runs of '%s'", config.name)
+            ray.kill(driver, no_restart=True)
+        return find()
