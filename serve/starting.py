@@ -23,7 +23,7 @@ from ensemble_ray.access.admission import KeyPolicy, is_loopback
 from ensemble_ray.access.key_store import KeyStore, open_keys
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
-from ensemble_ray.definition.model_keys import check_keys_of
+from ensemble_ray.definition.validation import check_keys_of
 from ensemble_ray.process.context import notify
 from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models

@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Unpack, cast, get_args
 
-from pydantic import Field, SkipValidation, model_validator
+from pydantic import Field, SkipValidation
 
 from ensemble_ray.definition.fields import (
     TEAM_MODEL,
@@ -22,9 +22,11 @@ from ensemble_ray.definition.fields import (
     StrictInt,
     StrictText,
     ToolsField,
+    check_exclusive,
     check_positive,
     check_text,
     check_tools,
+    checks_arguments,
     escape_template,
     initially,
     limit_own_model,
@@ -140,13 +142,10 @@ class Agent(Identified):
 
     __hash__ = Identified.__hash__  # without this line, type checkers treat a class with `__eq__` as unhashable
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
+    def _check(cls, arguments: dict[str, Any]) -> None:
         """Check the fields in the order of S-DOM-1 to S-DOM-8; a missing role or goal counts as None (S-CONV-13)."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
         check_text(arguments.get("role"), "Agent role must not be blank")
         check_text(arguments.get("goal"), "Agent goal must not be blank")
         if arguments.setdefault("llm", TEAM_MODEL) is None:
@@ -160,7 +159,6 @@ class Agent(Identified):
             arguments["response_format"] = ""
         arguments["llm"] = limit_own_model(arguments)
         _check_runner(arguments)
-        return arguments
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with these fields changed and checked. The copy is another agent, with another id.
@@ -314,12 +312,9 @@ class RemoteAgent(Agent):
             values["role"] = role
         super().__init__(**values)
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _connect(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
+    def _connect(cls, arguments: dict[str, Any]) -> None:
         if not isinstance(arguments.get("runner"), _Asker | None):
             raise ValidationError("RemoteAgent already has a runner: leave out runner, or use an Agent")
         connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
@@ -335,7 +330,6 @@ class RemoteAgent(Agent):
         effect: Effect = arguments.get("runner_effect") or "once"
         arguments["runner"] = _Asker(address, timeout_s, effect)
         arguments.setdefault("role", address.name)
-        return arguments
 
     @classmethod
     def discover(cls, url: str, **fields: Any) -> RemoteAgent:
@@ -415,8 +409,6 @@ def _answer_of(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """Runner of a remote agent."""
-
     address: AgentAddress
     timeout_s: float
     effect: Effect
@@ -467,23 +459,16 @@ def _check_runner(arguments: Mapping[str, Any]) -> None:
         raise ValidationError(
             f"Agent runner {type(runner).__name__}: effect must be one of [{', '.join(_EFFECTS)}], got: {said!r}"
         )
-    exclusive = (
+    iterations = arguments.get("max_iterations", _DEFAULT_MAX_ITERATIONS)
+    others = (
         (arguments.get("llm") is not TEAM_MODEL and arguments.get("rate_limit") is None, "a llm", "llm"),
-        (bool(arguments.get("tools")), "tools", "tools"),
-        (
-            arguments.get("max_iterations", _DEFAULT_MAX_ITERATIONS) != _DEFAULT_MAX_ITERATIONS,
-            *("max_iterations", "max_iterations"),
-        ),
+        (arguments.get("tools"), "tools", "tools"),
+        (iterations != _DEFAULT_MAX_ITERATIONS, "max_iterations", "max_iterations"),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (arguments.get("on_incomplete") == "retry", "on_incomplete='retry'", "on_incomplete"),
-        (bool(arguments.get("allow_delegation")), "allow_delegation", "allow_delegation"),
+        (arguments.get("allow_delegation"), "allow_delegation", "allow_delegation"),
     )
-    for is_set, what, field in exclusive:
-        if is_set:
-            raise ValidationError(
-                f"Agent cannot have both a runner and {what}. "
-                f"A runner brings its own model and tools: leave out either runner or {field}."
-            )
+    check_exclusive("Agent", "runner", others, why="A runner brings its own model and tools")
 
 
 #: Smallest amount of a resource that Ray counts.
@@ -528,7 +513,6 @@ def _check_amount(value: object, subject: str, *, is_zero_fine: bool) -> None:
 
 
 def _entries(value: object) -> list[tuple[str, object]]:
-    """Return the entries of a mapping with text as names."""
     if not isinstance(value, Mapping):
         return []
     return [(name, each) for name, each in cast("Mapping[object, object]", value).items() if isinstance(name, str)]

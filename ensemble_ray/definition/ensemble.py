@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias, cast, runtime_checkable
 
-from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
@@ -20,6 +20,7 @@ from ensemble_ray.definition.fields import (
     StrictText,
     Workflow,
     WorkflowField,
+    checks_arguments,
     initially,
     resolve_model,
 )
@@ -159,18 +160,16 @@ class Work(Value):
     phases: OneOrMany[InstanceOf[Phase]] = initially(())
     graph: InstanceOf[Graph] | None = None
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check_tasks(cls, data: Any) -> Any:
+    def _check_tasks(cls, arguments: dict[str, Any]) -> None:
         """Refuse a loop, a phase or a graph among the tasks, and name the argument for it."""
-        tasks = cast("Mapping[str, Any]", data).get("tasks") if isinstance(data, Mapping) else None
-        for index, entry in enumerate(to_tuple(tasks)):
+        for index, entry in enumerate(to_tuple(arguments.get("tasks"))):
             for unit_type, argument in ((Loop, "loops=[...]"), (Phase, "phases=[...]"), (Graph, "graph=...")):
                 if isinstance(entry, unit_type):
                     raise ValidationError(
                         f"tasks[{index}] is the {unit_type.__name__} '{entry.name}', not a task: give it as {argument}"
                     )
-        return data
 
     @property
     def has_units(self) -> bool:
@@ -223,13 +222,10 @@ class Leadership(Value):
     delegation_timeout: OptionalDurationField = initially(None)
     delegation_retries: StrictInt = 2
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _resolve_manager_model(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        arguments = cast("Mapping[str, Any]", data)
-        return {**arguments, "manager_llm": resolve_model(arguments.get("manager_llm"))}
+    def _resolve_manager_model(cls, arguments: dict[str, Any]) -> None:
+        arguments["manager_llm"] = resolve_model(arguments.get("manager_llm"))
 
 
 class EnsembleDefinition(RunListeners, WithReflection, WithMemory, Leadership, RunRules, Work):
@@ -284,7 +280,6 @@ def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequen
     """
     if constraints is None:
         return
-
     allowed = constraints.allowed_workers
     _check_known("allowed_workers", allowed, roles)
     _check_known("required_workers", constraints.required_workers, roles)

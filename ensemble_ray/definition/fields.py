@@ -16,7 +16,7 @@ from os import PathLike, fspath
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, PrivateAttr, SkipValidation, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, PrivateAttr, SkipValidation, Strict, model_validator
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.ports import ChatModel
@@ -84,6 +84,20 @@ StrictAmount = Annotated[float, Strict()]
 def initially(value: object) -> Any:
     """Return a default, for fields that type checkers see as a descriptor and pydantic as a plain type."""
     return value
+
+
+def checks_arguments(check: Any) -> Any:
+    """Call a class method with the arguments of the constructor, which it may change, before pydantic checks them."""
+
+    def before(cls: Any, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        arguments = dict(cast("Mapping[str, Any]", data))
+        check.__func__(cls, arguments)
+        return arguments
+
+    validator: Any = classmethod(before)
+    return model_validator(mode="before")(validator)
 
 
 def nearest(value: str, known: Sequence[str]) -> str:
@@ -258,6 +272,21 @@ def check_positive(value: object, message: str) -> None:
     """Refuse a number that is 0 or less."""
     if isinstance(value, int | float) and value <= 0:
         raise ValidationError(f"{message}, got: {value}")
+
+
+def check_least(value: object, least: int, subject: str) -> None:
+    """Refuse a number below the least one."""
+    if isinstance(value, int | float) and value < least:
+        raise ValidationError(f"{subject} must be >= {least}, got: {value}")
+
+
+def check_exclusive(owner: str, means: str, others: Iterable[tuple[object, str, str]], *, why: str) -> None:
+    """Refuse fields beside a handler or a runner: (whether it is set, its name in the message, its name)."""
+    for is_set, what, name in others:
+        if is_set:
+            raise ValidationError(
+                f"{owner} cannot have both a {means} and {what}. {why}: leave out either {means} or {name}."
+            )
 
 
 def check_tools(value: object, *, subject: str) -> tuple[object, ...]:

@@ -9,9 +9,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation
 
-from ensemble_ray.definition.fields import Identified, StrictInt, StrictText, check_text, initially, to_member
+from ensemble_ray.definition.fields import (
+    Identified,
+    StrictInt,
+    StrictText,
+    check_least,
+    check_text,
+    checks_arguments,
+    initially,
+    to_member,
+)
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
@@ -29,13 +38,10 @@ _EDGE_LENGTHS = (2, 3)
 
 
 class _Entry(Value):
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _keep_blanks(cls, data: Any) -> Any:
+    def _keep_blanks(cls, arguments: dict[str, Any]) -> None:
         """Replace a missing state by a blank text. The graph refuses it with a message that names the edge (S-GRAPH-14)."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
         for field in ("from_state", "to_state"):
             if field in cls.model_fields and arguments.get(field) is None:
                 arguments[field] = ""
@@ -45,7 +51,6 @@ class _Entry(Value):
         condition = arguments.get("condition")
         if condition is not None and not callable(condition):
             raise ValidationError(f"GraphEdge condition must be a callable, got: {type(condition).__name__}")
-        return arguments
 
 
 class GraphEdge(_Entry):
@@ -167,19 +172,14 @@ class Graph(Identified):
             }
         )
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
+    def _check(cls, arguments: dict[str, Any]) -> None:
         """Check the fields in the order of S-GRAPH-10 to S-GRAPH-16."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
         name = arguments.get("name")
         check_text(name, "Graph name must be non-blank")
         states = arguments["states"] = _check_states(f"Graph '{name}'", arguments.get("states"))
-        steps = arguments.get("max_steps")
-        if isinstance(steps, int | float) and steps < 1:
-            raise ValidationError(f"Graph '{name}' max_steps must be >= 1, got: {steps}")
+        check_least(arguments.get("max_steps"), 1, f"Graph '{name}' max_steps")
         _check_start(f"Graph '{name}'", arguments.get("start"), states)
         edges = arguments["edges"] = _to_edges(f"Graph '{name}'", arguments.get("edges"))
         _check_edges(f"Graph '{name}'", edges, list(states))
@@ -187,7 +187,6 @@ class Graph(Identified):
         for state in sorted(map(str, silent)) if isinstance(silent, set | frozenset) else to_tuple(silent):
             if state not in states:
                 raise ValidationError(f"Graph '{name}' no_feedback state '{state}' is not a declared state")
-        return arguments
 
 
 def _check_states(subject: str, value: object) -> dict[str, Task | Loop]:

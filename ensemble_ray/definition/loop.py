@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, SkipValidation
 
-from ensemble_ray.definition.fields import Identified, StrictInt, StrictText, check_text, initially, to_member
+from ensemble_ray.definition.fields import (
+    Identified,
+    StrictInt,
+    StrictText,
+    check_least,
+    check_text,
+    checks_arguments,
+    initially,
+    to_member,
+)
 from ensemble_ray.definition.task import Task, UnitOutput, check_context
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext
@@ -198,13 +207,10 @@ class Loop(Identified):
         """Most iterations."""
         return DEFAULT_MAX_ITERATIONS if self.max_iterations is None else self.max_iterations
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
+    def _check(cls, arguments: dict[str, Any]) -> None:
         """Check the fields in the order of S-LOOP-10 to S-LOOP-24."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
         name = arguments.get("name")
         check_text(name, "Loop name must be non-blank")
         arguments["body"] = body = cast("tuple[Task, ...]", to_tuple(arguments.get("body")))
@@ -217,7 +223,6 @@ class Loop(Identified):
         _check_inner_context(body, name)
         _check_until(arguments)
         arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
-        return arguments
 
     def with_tasks_of(self, tasks: Mapping[str, Task]) -> Self:
         """Return this loop with rewritten tasks, by their ids. For the library only."""
@@ -236,8 +241,7 @@ def _check_cap(arguments: Mapping[str, Any]) -> None:
     """S-LOOP-12, S-LOOP-13, S-LOOP-163. A missing `max_iterations` is the default, not None."""
     name, most = arguments["name"], arguments.get("max_tokens")
     cap = arguments.get("max_iterations", DEFAULT_MAX_ITERATIONS)
-    if isinstance(cap, int | float) and cap < 1:
-        raise ValidationError(f"Loop '{name}' max_iterations must be >= 1, got: {cap}")
+    check_least(cap, 1, f"Loop '{name}' max_iterations")
     if cap is None and arguments.get("until") is None:
         raise ValidationError(
             f"Loop '{name}' must declare either an 'until' predicate or a positive max_iterations (or both)"

@@ -37,7 +37,14 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation, model_
 from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import ParallelErrorStrategy, StrictInt, StrictText, check_positive, initially
+from ensemble_ray.definition.fields import (
+    ParallelErrorStrategy,
+    StrictInt,
+    StrictText,
+    check_positive,
+    checks_arguments,
+    initially,
+)
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.run_rules import RunListeners
 from ensemble_ray.definition.task import Task, UnitOutput, WithReflection
@@ -136,14 +143,13 @@ class MapDefinition(RunListeners, WithReflection):
     replicas: StrictInt | None = None
     max_concurrency: StrictInt | None = None
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check_map(cls, data: Any) -> Any:
+    def _check_map(cls, arguments: dict[str, Any]) -> None:
         """Check the fields in the order of S-MR-10 to S-MR-23, S-MR-110, S-MR-150; a missing argument counts as None."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
-        _check_items(arguments)
+        items = arguments.get("items")
+        if items is None or (isinstance(items, Sequence | AbstractSet | Mapping) and not items):
+            raise ValidationError("items must not be None or empty")
         _check_side(arguments, "map")
         cls._check_reduction(arguments)
         _check_outcomes(arguments)
@@ -151,9 +157,8 @@ class MapDefinition(RunListeners, WithReflection):
             check_positive(arguments.get(name), f"{name} must be > 0 when set")
         if "parallel_error_strategy" in arguments and arguments["parallel_error_strategy"] is None:
             raise ValidationError(f"{cls._called} parallel_error_strategy must not be None")
-        if isinstance(arguments["items"], list):
-            arguments["items"] = tuple(cast("list[object]", arguments["items"]))  # the caller's list may change later
-        return arguments
+        if isinstance(items, list):
+            arguments["items"] = tuple(cast("list[object]", items))  # the caller's list may change later
 
     @classmethod
     def _check_reduction(cls, arguments: dict[str, Any]) -> None:
@@ -347,13 +352,6 @@ def find_output_type(name: str, known: Mapping[str, OutputType]) -> OutputType |
         return None
 
 
-def _check_items(arguments: _Arguments) -> None:
-    """Refuse no items, and an empty collection (S-MR-10)."""
-    items = arguments.get("items")
-    if items is None or (isinstance(items, Sequence | AbstractSet | Mapping) and not items):
-        raise ValidationError("items must not be None or empty")
-
-
 def _check_side(arguments: _Arguments, side: str) -> None:
     """Refuse a missing task factory (S-MR-11, S-MR-12), and factories that are not callable."""
     task, agent = f"{side}_task", f"{side}_agent"
@@ -491,7 +489,6 @@ def _signature_of(factory: Callable[..., object]) -> inspect.Signature | None:
 
 
 def _is_agent(annotation: object) -> bool:
-    """Return whether an annotation is the type of an agent, or a union with it."""
     if get_origin(annotation) in {Union, UnionType}:
         return any(map(_is_agent, get_args(annotation)))
     text = getattr(annotation, "__forward_arg__", annotation)

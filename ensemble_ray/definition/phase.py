@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, InstanceOf, SkipValidation, model_validator
+from pydantic import Field, InstanceOf, SkipValidation
 
 from ensemble_ray.definition.fields import (
     Identified,
@@ -18,7 +18,9 @@ from ensemble_ray.definition.fields import (
     StrictText,
     Workflow,
     WorkflowField,
+    check_least,
     check_text,
+    checks_arguments,
     initially,
 )
 from ensemble_ray.definition.loop import Loop
@@ -49,20 +51,14 @@ class PhaseReview(Value):
         """Return a review by that task."""
         return cls(task=task, max_retries=max_retries)
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
+    def _check(cls, arguments: dict[str, Any]) -> None:
         """S-PHASE-61."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = cast("Mapping[str, object]", data)
         if arguments.get("task") is None:
             raise ValidationError("PhaseReview task must not be None")
         for field in ("max_retries", "max_predecessor_retries"):
-            count = arguments.get(field)
-            if isinstance(count, int | float) and count < 0:
-                raise ValidationError(f"PhaseReview {field} must be >= 0, got: {count}")
-        return arguments
+            check_least(arguments.get(field), 0, f"PhaseReview {field}")
 
 
 class Phase(Identified):
@@ -116,13 +112,10 @@ class Phase(Identified):
             review=review,
         )
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
+    def _check(cls, arguments: dict[str, Any]) -> None:
         """S-PHASE-10 to S-PHASE-12, S-PHASE-110."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
         name = arguments.get("name")
         check_text(name, "Phase name must not be None or blank")
         tasks = arguments["tasks"] = _members_of(arguments.get("tasks"), Task, f"Phase '{name}' tasks")
@@ -136,7 +129,6 @@ class Phase(Identified):
             )
         after = tuple(entry for entry in to_tuple(arguments.get("after")) if entry is not None)
         arguments["after"] = _members_of(after, Phase, f"Phase '{name}' after")
-        return arguments
 
 
 class PhaseReviewDecision(ABC):
@@ -247,7 +239,6 @@ PhaseReviewDecision.Reject = Reject
 
 
 def _members_of(value: object, member_type: type[object], subject: str) -> tuple[object, ...]:
-    """Return a list as a tuple, and refuse entries of another type."""
     entries = to_tuple(value)
     for index, entry in enumerate(entries):
         if not isinstance(entry, member_type):

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BeforeValidator, model_validator
 
-from ensemble_ray.definition.fields import OptionalDurabilityField, StrictAmount, StrictInt, check_positive, initially
+from ensemble_ray.definition.fields import (
+    OptionalDurabilityField,
+    StrictAmount,
+    StrictInt,
+    check_least,
+    check_positive,
+    checks_arguments,
+    initially,
+)
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.text.foreign_text import whole_data, whole_text
@@ -54,16 +62,13 @@ class RunOptions(Value):
     max_cost: StrictAmount | None = None
     tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            arguments = cast("Mapping[str, object]", data)
-            check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
-            check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
-            check_budget(arguments, "RunOptions")
-            check_tags(arguments.get("tags"), "RunOptions")
-        return data
+    def _check(cls, arguments: dict[str, Any]) -> None:
+        check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
+        check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
+        check_budget(arguments, "RunOptions")
+        check_tags(arguments.get("tags"), "RunOptions")
 
 
 class RunFields(TypedDict, total=False):
@@ -101,19 +106,15 @@ class RetryPolicy(Value):
     max_delay: DurationField = initially(timedelta(seconds=30))
     max_wait: DurationField = initially(timedelta(seconds=120))
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
-        arguments = cast("Mapping[str, object]", data) if isinstance(data, Mapping) else {}
-        attempts = arguments.get("max_attempts")
-        if isinstance(attempts, int | float) and attempts < 1:
-            raise ValidationError(f"RetryPolicy max_attempts must be >= 1, got: {attempts}")
+    def _check(cls, arguments: dict[str, Any]) -> None:
+        check_least(arguments.get("max_attempts"), 1, "RetryPolicy max_attempts")
         for name in ("first_delay", "max_delay", "max_wait"):
             value = arguments.get(name)
             seconds = value.total_seconds() if isinstance(value, timedelta) else value
             if isinstance(seconds, int | float) and not 0 <= seconds <= _LONGEST_S:  # `not` refuses NaN too
                 raise ValidationError(f"RetryPolicy {name} must be between 0 s and 365 days, got: {value}")
-        return data
 
     @model_validator(mode="after")
     def _check_order(self) -> RetryPolicy:

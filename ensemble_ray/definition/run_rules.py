@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
 from ensemble_ray.definition.fields import (
     Callbacks,
@@ -28,6 +28,7 @@ from ensemble_ray.definition.fields import (
     StrictText,
     check_models,
     check_positive,
+    checks_arguments,
     initially,
     resolve_model,
 )
@@ -210,12 +211,9 @@ class RunRules(Value):
     retry: RetryPolicy | None = RetryPolicy()
     on_incomplete: OnIncomplete = "warn"
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check_rules(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
+    def _check_rules(cls, arguments: dict[str, Any]) -> None:
         _check_name(arguments.get("name"), cls._called)
         check_tags(arguments.get("tags"), cls._called)
         check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
@@ -223,7 +221,6 @@ class RunRules(Value):
         check_budget(arguments, cls._called)
         arguments["llm"] = resolve_model(arguments.get("llm"))
         arguments["models"] = check_models(arguments.get("models"), cls._called)
-        return arguments
 
     @property
     def has_reviews(self) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Self, TypeAlias, cast, get_args, get_origin
 
-from pydantic import Field, InstanceOf, PrivateAttr, SkipValidation, model_validator
+from pydantic import Field, InstanceOf, PrivateAttr, SkipValidation
 from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
@@ -18,15 +18,19 @@ from ensemble_ray.definition.fields import (
     StrictInt,
     StrictText,
     ToolsField,
+    check_exclusive,
+    check_least,
     check_positive,
     check_text,
     check_tools,
+    checks_arguments,
     initially,
     limit_own_model,
     replace_limit,
     resolve_model,
 )
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.memory.embeddings import check_methods
 from ensemble_ray.memory.store import (
     REFLECTION_METHODS,
     STORE_METHODS,
@@ -82,17 +86,13 @@ class ReflectionConfig(Value):
     #: reference to the strategy for other processes
     _held: HeldObject | None = PrivateAttr(default=None)
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
+    def _check(cls, arguments: dict[str, Any]) -> None:
         arguments["model"] = resolve_model(arguments.get("model"))
         strategy = arguments.get("strategy")
         if strategy is not None and not callable(strategy):
             raise ValidationError(f"ReflectionConfig strategy must be callable, got: {type(strategy).__name__}")
-        return arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.strategy is None:
@@ -113,11 +113,6 @@ class ReflectionConfig(Value):
     def is_strategy_here(self) -> bool:
         """Whether this process can call the strategy; True without a strategy."""
         return self._held is None or self._held.is_here
-
-    @property
-    def needs_this_process(self) -> bool:
-        """Whether other processes call this one for the strategy."""
-        return self.strategy is not None and self.is_strategy_here
 
 
 def _away(_input: object) -> TaskReflection:  # submissions contain its name
@@ -268,13 +263,10 @@ class Task(Identified, Generic[Parsed_co]):
         """
         return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check(cls, data: Any) -> Any:
+    def _check(cls, arguments: dict[str, Any]) -> None:
         """Check the fields in the order of S-DOM-20 to S-DOM-31; a missing argument counts as None (S-CONV-13)."""
-        if not isinstance(data, Mapping):
-            return data
-        arguments = dict(cast("Mapping[str, Any]", data))
         if arguments.get("name") is not None:
             check_text(arguments["name"], "Task name must not be blank when set")
         check_text(arguments.get("description"), "Task description must not be blank")
@@ -283,16 +275,13 @@ class Task(Identified, Generic[Parsed_co]):
         check_positive(arguments.get("max_iterations"), "Task max_iterations must be > 0 when set")
         arguments["context"] = _check_task_context(arguments)
         _check_output_type(arguments.get("output_type"))
-        retries = arguments.get("max_output_retries")
-        if isinstance(retries, int | float) and retries < 0:
-            raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
+        check_least(arguments.get("max_output_retries"), 0, "Task max_output_retries")
         arguments["history"] = _check_history(arguments.get("history"))
         arguments["memory_scopes"] = _check_scopes(arguments.get("memory_scopes"))
         arguments["reflection_config"] = _check_reflection_config(arguments.get("reflection_config"))
         check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = limit_own_model(arguments)
-        return arguments
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """Show only changed fields, and context by name: otherwise a chain of tasks would be shown repeatedly."""
@@ -317,18 +306,10 @@ class WithMemory(Value):
     memory: InstanceOf[EnsembleMemory] | None = None
     memory_store: Annotated[MemoryStore | None, SkipValidation] = None
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check_memory(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        store = cast("Mapping[str, Any]", data).get("memory_store")
-        missing = () if store is None else [name for name in STORE_METHODS if not callable(getattr(store, name, None))]
-        if missing:
-            raise ValidationError(
-                f"Ensemble memory_store ({type(store).__name__}) has no method {' and no method '.join(map(repr, missing))}"
-            )
-        return cast("object", data)
+    def _check_memory(cls, arguments: dict[str, Any]) -> None:
+        check_methods(arguments.get("memory_store"), STORE_METHODS, "Ensemble memory_store")
 
 
 class _DefaultStore:
@@ -364,19 +345,10 @@ class WithReflection(Value):
     reflection_store: Annotated[ReflectionStore | None, SkipValidation] = None
     _default_reflections: _DefaultStore = PrivateAttr(default_factory=_DefaultStore)
 
-    @model_validator(mode="before")
+    @checks_arguments
     @classmethod
-    def _check_reflections(cls, data: Any) -> Any:
-        store = cast("Mapping[str, Any]", data).get("reflection_store") if isinstance(data, Mapping) else None
-        if store is None:
-            return data
-        missing = [name for name in REFLECTION_METHODS if not callable(getattr(store, name, None))]
-        if missing:
-            raise ValidationError(
-                f"Ensemble reflection_store ({type(store).__name__}) has no method "
-                f"{' and no method '.join(map(repr, missing))}"
-            )
-        return data
+    def _check_reflections(cls, arguments: dict[str, Any]) -> None:
+        check_methods(arguments.get("reflection_store"), REFLECTION_METHODS, "Ensemble reflection_store")
 
     def find_reflection_store(self, configs: Iterable[ReflectionConfig | None]) -> ReflectionStore | None:
         """Return the store for tasks with these configs; None if no store is set and no task needs one."""
@@ -512,22 +484,17 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
                 "Task effect is that of a handler, and this task has none. Tools say their own: @tool(effect=...)"
             )
         return
-    exclusive = (
+    others = (
         (arguments.get("agent") is not None, "an explicit agent", "agent"),
         (arguments.get("llm") is not None, "a llm", "llm"),
         (arguments.get("stream") is not None, "a streaming_llm", "stream"),
-        (bool(arguments.get("tools")), "tools", "tools"),
+        (arguments.get("tools"), "tools", "tools"),
         (arguments.get("max_iterations") is not None, "max_iterations", "max_iterations"),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
-        (bool(arguments.get("history")), "a history", "history"),
+        (arguments.get("history"), "a history", "history"),
         (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
     )
-    for is_set, what, name in exclusive:
-        if is_set:
-            raise ValidationError(
-                f"Task cannot have both a handler and {what}. "
-                f"A handler does its task without a model: leave out either handler or {name}."
-            )
+    check_exclusive("Task", "handler", others, why="A handler does its task without a model")
     if getattr(getattr(handler, "__ensemble_tool__", None), "approval", False):
         raise ValidationError(
             f"Task handler '{getattr(handler, '__name__', handler)}' is marked @tool(approval=True), which asks before calls of "

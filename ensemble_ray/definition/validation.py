@@ -1,6 +1,6 @@
-"""Checks of the parts of an ensemble against each other, in the order of the specification (S-DOM-61).
+"""Checks of an ensemble: its parts against each other, in the order of S-DOM-61, and the keys of its models.
 
-The checks log, resolve and call nothing.
+`validate` logs, resolves and calls nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.run_options import check_costs
 from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task, UnitOutput
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.ids import MOST_RESENDS
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 
 # Advice about a task without a model (S-DOM-61.5).
@@ -305,7 +306,6 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
 
 
 def _left_to_agent(task: Task) -> str | None:
-    """Return a warning about fields that only an agent made for the task would use."""
     if task.agent is None:
         return None
     has_runner = task.agent.runner is not None
@@ -322,7 +322,6 @@ def _left_to_agent(task: Task) -> str | None:
 
 
 def _without_effect(task: Task) -> str | None:
-    """Return a warning about fields that a hierarchical workflow ignores."""
     fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
     declared = [field for field in fields if getattr(task, field)]
     if task.agent is not None and task.llm is not None:
@@ -336,7 +335,6 @@ def _without_effect(task: Task) -> str | None:
 
 
 def _check_units(definition: EnsembleDefinition) -> None:
-    """Check loops, phases and graph against each other and against the tasks."""
     _check_mixing(definition)
     _check_loops(definition)
     if definition.phases:
@@ -349,7 +347,6 @@ def _check_units(definition: EnsembleDefinition) -> None:
 
 def _check_mixing(definition: EnsembleDefinition) -> None:
     """S-PHASE-13, S-LOOP-30, S-GRAPH-30, S-GRAPH-31, S-LOOP-31, S-PHASE-112."""
-    is_hierarchical = definition.workflow is Workflow.HIERARCHICAL
     if definition.tasks and definition.phases:
         raise ValidationError(
             "Cannot mix tasks and phases on the same Ensemble. Use flat tasks for simple pipelines, or phases for named "
@@ -364,20 +361,14 @@ def _check_mixing(definition: EnsembleDefinition) -> None:
             "Cannot mix a graph with tasks, loops or phases on the same Ensemble. Graph is an exclusive orchestration style; "
             "pick one per ensemble."
         )
-    if definition.graph is not None and is_hierarchical:
-        raise ValidationError(
-            "Workflow.HIERARCHICAL does not support a Graph. Use the default workflow when declaring a graph."
-        )
-    if definition.loops and is_hierarchical:
-        raise ValidationError(
-            "Workflow.HIERARCHICAL does not support Loop nodes. Use Workflow.SEQUENTIAL or Workflow.PARALLEL when declaring "
-            "loops."
-        )
-    if definition.phases and is_hierarchical:
-        raise ValidationError(
-            "Workflow.HIERARCHICAL does not support phases. Use Workflow.SEQUENTIAL or Workflow.PARALLEL when declaring "
-            "phases."
-        )
+    units = (
+        (definition.graph, "a Graph", "the default workflow when declaring a graph"),
+        (definition.loops, "Loop nodes", "Workflow.SEQUENTIAL or Workflow.PARALLEL when declaring loops"),
+        (definition.phases, "phases", "Workflow.SEQUENTIAL or Workflow.PARALLEL when declaring phases"),
+    )
+    for declared, what, advice in units:
+        if declared and definition.workflow is Workflow.HIERARCHICAL:
+            raise ValidationError(f"Workflow.HIERARCHICAL does not support {what}. Use {advice}.")
 
 
 def _check_loops(definition: EnsembleDefinition) -> None:
@@ -538,7 +529,6 @@ def _outside(context: Iterable[Task | UnitOutput], known: set[str]) -> Iterator[
 
 
 def _find_duplicate(names: Iterable[str]) -> str | None:
-    """Return the first name that appears for the second time."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -548,7 +538,102 @@ def _find_duplicate(names: Iterable[str]) -> str | None:
 
 
 def _has_model(task: Task, definition: EnsembleDefinition) -> bool:
-    """Return whether a task has a handler, or an agent with a model."""
     if definition.llm is not None or task.handler is not None:
         return True
     return task.llm is not None or (task.agent is not None and not uses_team_model(task.agent))
+
+
+# Keys of models, before a run asks any model.
+
+#: Most places that a message names for one problem.
+_MOST_PLACES = 3
+
+
+def check_model_keys(definition: EnsembleDefinition | MapDefinition) -> None:
+    """Check the keys of all models that a run will use, except for tasks that the run itself makes."""
+    check_keys_of(_models_of(definition))
+
+
+def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> None:
+    """Check the same for served teams, and also their `models`, which a run uses only after a switch."""
+    problems: list[str] = []
+    for name, team in teams.items():
+        try:
+            check_keys_of([*_models_of(team), *team.models.items()])
+        except ValidationError as error:
+            problems += [f"Team '{name}': {line}" for line in message_of(error).splitlines()]
+    if problems:
+        raise ValidationError("\n".join(problems))
+
+
+def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
+    """Check the keys of models, each with the place of its declaration. The error names all models without a key."""
+    problems: dict[str, dict[str, None]] = {}
+    for place, model in models:
+        check = getattr(getattr(model, "delegate", model), "check_key", None)  # `delegate`: behind its rate limit
+        try:
+            if callable(check):
+                check()
+        except ValidationError as error:
+            problems.setdefault(message_of(error), {})[place] = None
+    if problems:
+        raise ValidationError("\n".join(f"{_shown([*places])}: {text}" for text, places in problems.items()))
+
+
+def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple[str, object]]:
+    """Yield each model that a run asks, and where it is declared."""
+    if not isinstance(definition, EnsembleDefinition):
+        # Factories of team files and of the command line contain a task that they fill in.
+        factories = (getattr(definition, name, None) for name in ("map_task", "reduce_task", "direct_task"))
+        tasks: Sequence[Task] = [task for each in factories if isinstance(task := getattr(each, "task", None), Task)]
+        yield from _models_of_tasks(tasks, (), definition.llm)
+        if definition.reflection_store is not None:
+            yield from _models_of_reflection(tasks)
+        return
+    tasks, agents = definition.all_tasks, declared_agents(definition)
+    has_manager = definition.workflow is Workflow.HIERARCHICAL
+    yield from _models_of_tasks(tasks, agents, definition.llm, has_manager=has_manager)
+    if has_manager:
+        yield "manager_llm", manager_model(definition, agents)
+    else:
+        yield from _models_of_reflection(tasks)
+    if definition.memory is not None:
+        yield "memory", getattr(definition.memory.long_term, "embedding_model", None)
+    yield "memory_store", getattr(definition.memory_store, "embedding_model", None)
+
+
+def _models_of_tasks(
+    tasks: Sequence[Task], agents: Sequence[Agent], shared: ChatModel | None, *, has_manager: bool = False
+) -> Iterator[tuple[str, object]]:
+    """Yield the model of each task, and of all agents if work may be delegated to them."""
+    if not has_manager:
+        named = {task.agent: None for task in tasks if task.agent is not None}
+        can_delegate = any(agent.allow_delegation for agent in named)
+        agents = (
+            [*named, *agents] if can_delegate else [task.agent for task in tasks if task.agent and task.llm is None]
+        )
+    for agent in dict.fromkeys(agents):
+        if uses_team_model(agent):
+            yield "llm", shared
+        elif agent.runner is None:
+            yield f"Agent '{agent.role}'", agent.llm
+    for number, task in enumerate(tasks, start=1):
+        if task.handler is not None or (task.agent is not None and (has_manager or task.agent.runner is not None)):
+            continue
+        if task.llm is not None:
+            yield f"Task '{task.name or number}'", task.llm
+        elif task.agent is None:
+            yield "llm", shared
+
+
+def _models_of_reflection(tasks: Sequence[Task]) -> Iterator[tuple[str, object]]:
+    for number, task in enumerate(tasks, start=1):
+        config = task.reflection_config
+        if config is not None and config.strategy is None:
+            model = task.llm if config.model is None else config.model
+            yield f"Task '{task.name or number}' reflection_config", model
+
+
+def _shown(places: list[str]) -> str:
+    more = len(places) - _MOST_PLACES
+    return ", ".join(places[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")

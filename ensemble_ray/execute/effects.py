@@ -88,8 +88,6 @@ class UnknownEffect:
 
 @dataclass(slots=True, kw_only=True)
 class ToolEffect:
-    """One tool call and its result."""
-
     call: ToolCall
     outcome: CallOutcome
     text: str
@@ -321,12 +319,10 @@ class TaskEffects:
 
     @property
     def call_ids(self) -> tuple[tuple[str, ...], ...]:
-        """The model's own ids of its tool calls, for each model call."""
         return tuple([tuple([tool.call.id for tool in model.tools]) for model in self.models])
 
     @property
     def metadata(self) -> dict[str, object]:
-        """Metadata of the trace."""
         data: dict[str, object] = {"outcome": "unknown"} if self.is_outcome_unknown else {}
         if is_inside_unit(self.instance):
             data["instance"] = self.instance
@@ -440,18 +436,13 @@ def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact[ModelAnswered]]
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedWorkers:
-    """Recorded results of the workers of a task."""
+async def recorded_workers(
+    journal: Journal, recorded: Mapping[tuple[str, str], Fact]
+) -> tuple[tuple[tuple[str, TaskOutput], ...], tuple[TaskTrace, ...]]:
+    """Return (role, output) of a task's workers in completion order, and the traces of workers without an output.
 
-    #: (role, output) in completion order
-    delegated: tuple[tuple[str, TaskOutput], ...]
-    #: traces of workers without an output
-    failed_delegations: tuple[TaskTrace, ...]
-
-
-async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], Fact]) -> RecordedWorkers:
-    """Read the results of a task's workers; `recorded` are the facts of the delegating task."""
+    `recorded` are the facts of the delegating task.
+    """
     outputs: list[tuple[str, TaskOutput]] = []
     failed: list[TaskTrace] = []
     for name, fact_kind in recorded:
@@ -465,19 +456,17 @@ async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], 
             outputs.append((output.agent_role, output))
         elif output is None and (trace := recorded_trace(of_worker, instance)) is not None:
             failed.append(trace)
-    return RecordedWorkers(tuple(sorted(outputs, key=lambda pair: pair[1].completed_at)), tuple(failed))
+    return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at)), tuple(failed)
 
 
 def recorded_output(
     recorded: Mapping[tuple[str, str], Fact], instance: str, output_type: OutputType | None = None
 ) -> TaskOutput | None:
-    """Return the recorded output of an instance, or None; see `typed_output`."""
     fact = find_fact(recorded, instance, OutputRecorded)
     return None if fact is None else typed_output(fact.data.output_data(), output_type)
 
 
 def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> TaskTrace | None:
-    """Return the recorded trace of a failed instance, or None."""
     fact = find_fact(recorded, instance, FailureRecorded)
     return None if fact is None else read_trace(fact)
 

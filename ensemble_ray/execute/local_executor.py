@@ -60,7 +60,6 @@ class LocalExecutor:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Instances without a result."""
         return tuple(self._tasks)
 
     def activities(self) -> Iterator[tuple[str, float | None]]:
@@ -140,14 +139,8 @@ class LocalExecutor:
     def _empty(
         self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
     ) -> TaskResult:
-        return TaskResult(
-            key=order.key,
-            instance=order.instance,
-            epoch=order.epoch,
-            status=status,
-            at=self._runner.ports.clock.now(),
-            failure=None if error is None else TaskFailure(error=error),
-        )
+        failure = None if error is None else TaskFailure(error=error)
+        return order.result(status, self._runner.ports.clock.now(), failure=failure)
 
     def _report(self, order: TaskOrder, task: asyncio.Task[None] | None, result: TaskResult) -> None:
         if not self._is_current(order, task):
@@ -230,7 +223,6 @@ class RefCountedCache(Generic[Value]):
         return self._values[name]
 
     def release(self, name: str) -> None:
-        """End one use."""
         self._uses[name] -= 1
         if not self._uses[name]:
             del self._uses[name]
@@ -247,39 +239,28 @@ class RefCountedCache(Generic[Value]):
 
 
 class AgentTemplates:
-    """Templates of the agents that a run's factories make; only the most recently used ones are cached."""
+    """Names of the templates of the agents that a run's factories make; only the most recently used ones are cached."""
 
     def __init__(self, most: int = MOST_TEMPLATES) -> None:
         self._most = most
-        #: common features -> name; features are ids of objects that the template keeps alive
-        self._names: OrderedDict[tuple[object, ...], str] = OrderedDict()
-        self._templates: dict[str, Agent] = {}
+        #: common features -> (name, template); features are ids of objects that the template keeps alive
+        self._templates: OrderedDict[tuple[object, ...], tuple[str, Agent]] = OrderedDict()
         self._numbers = itertools.count(1)
 
     def name_of(self, agent: Agent) -> str:
         """Return the name of the agent's template; an evicted template gets a new name."""
         features = _features(agent)
-        if (name := self._names.get(features)) is not None:
-            self._names.move_to_end(features)
-            return name
-        name = self._names[features] = f"kind-{next(self._numbers)}"
-        self._templates[name] = agent
-        if len(self._names) > self._most:
-            _, evicted = self._names.popitem(last=False)
-            del self._templates[evicted]
+        if (known := self._templates.get(features)) is not None:
+            self._templates.move_to_end(features)
+            return known[0]
+        name = f"kind-{next(self._numbers)}"
+        self._templates[features] = (name, agent)
+        if len(self._templates) > self._most:
+            self._templates.popitem(last=False)
         return name
-
-    def template(self, name: str) -> Agent:
-        """Return a template; one that was evicted raises `KeyError`."""
-        return self._templates[name]
-
-    def overrides(self, agent: Agent, name: str) -> dict[str, object]:
-        """Return the data in which an agent differs from a template; one that was evicted raises `KeyError`."""
-        return overrides_of(agent, self._templates[name])
 
 
 def overrides_of(agent: Agent, template: Agent) -> dict[str, object]:
-    """Return the data in which an agent differs from its template."""
     if agent is template:
         return {}
     return {name: value for name in OVERRIDE_FIELDS if (value := getattr(agent, name)) != getattr(template, name)}
@@ -291,7 +272,6 @@ def apply_overrides(template: Agent, overrides: Mapping[str, object]) -> Agent:
 
 
 def requirements_of(agent: Agent) -> ResourceRequirements:
-    """Return the resources that each process of an agent requires of its node."""
     return ResourceRequirements(
         num_cpus=agent.num_cpus,
         num_gpus=agent.num_gpus,

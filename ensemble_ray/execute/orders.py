@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from typing_extensions import TypeVar
 
@@ -48,9 +48,7 @@ class FailureSummary(Protocol):
         ...
 
     @property
-    def message(self) -> str:
-        """Text of the error."""
-        ...
+    def message(self) -> str: ...
 
     @property
     def reason(self) -> RecordedError:
@@ -136,8 +134,6 @@ NewFailure = TypeVar("NewFailure", bound=FailureSummary)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(Generic[Output_co, Failure_co]):
-    """Result of one order."""
-
     key: str
     instance: str
     status: TaskStatus
@@ -173,13 +169,11 @@ class TaskResult(Generic[Output_co, Failure_co]):
 
     @property
     def trace(self: TaskResult[object, TaskFailure]) -> TaskTrace | None:
-        """Trace of a task without an output."""
         return None if self.failure is None else self.failure.trace
 
     def convert(
         self, output: Callable[[Output_co], NewOutput], failure: Callable[[Failure_co], NewFailure]
     ) -> TaskResult[NewOutput, NewFailure]:
-        """Return the same result with its outputs and its failure converted."""
         return replace(
             cast("TaskResult[NewOutput, NewFailure]", self),
             output=None if self.output is None else output(self.output),
@@ -299,6 +293,10 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     #: predicates that its process evaluates when it has completed; None: there are none, or another process has them
     asks: FollowingQuestions[Output_co] | None = None
 
+    def result(self, status: TaskStatus, at: float, **fields: Any) -> TaskResult:
+        """Return a result of this order, with further fields of `TaskResult`."""
+        return TaskResult(key=self.key, instance=self.instance, epoch=self.epoch, status=status, at=at, **fields)
+
     def convert(
         self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
     ) -> TaskOrder[NewTask, NewAgent, NewOutput]:
@@ -353,7 +351,6 @@ class RunModels:
 
     @property
     def bodies(self) -> Mapping[str, bytes]:
-        """The packed models by name."""
         return self._bodies
 
     def get(self, name: str) -> ChatModel:
@@ -476,8 +473,6 @@ class ResumePoint(Generic[Output_co, Failure_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedTask(Generic[Failure_co]):
-    """A failed task of an ended run."""
-
     instance: str
     at: float
     failure: Failure_co
@@ -514,7 +509,6 @@ class RunOutcome(Generic[Output_co, Failure_co]):
     def convert(
         self, output: Callable[[Output_co], NewOutput], failure: Callable[[Failure_co], NewFailure]
     ) -> RunOutcome[NewOutput, NewFailure]:
-        """Return the same outcome with its outputs and failures converted."""
         return replace(
             cast("RunOutcome[NewOutput, NewFailure]", self),
             completed=[(key, output(each)) for key, each in self.completed],

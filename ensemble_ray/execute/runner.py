@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.validation import with_model, with_task_model
@@ -27,7 +28,7 @@ from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.callables import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects, is_work, recorded_output, recorded_workers
 from ensemble_ray.execute.handler import run_handler
-from ensemble_ray.execute.memory import memory_counted, remember
+from ensemble_ray.execute.memory import memory_counted, reflect, remember
 from ensemble_ray.execute.orders import (
     Peers,
     RunContext,
@@ -37,7 +38,6 @@ from ensemble_ray.execute.orders import (
     TaskStatus,
     count_incomplete,
 )
-from ensemble_ray.execute.reflection import reflect
 from ensemble_ray.execute.review.gates import (
     ReviewedOutput,
     ReviewOpenError,
@@ -49,7 +49,7 @@ from ensemble_ray.execute.review.gates import (
 )
 from ensemble_ray.execute.scope import RunnerPorts, Slot, TaskScope, exit_of, reason_of
 from ensemble_ray.facts.effects import began_at
-from ensemble_ray.facts.fact import Fact, FactData, find_fact
+from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.ports import use_services
 from ensemble_ray.process.context import bounded_logger, log_context
@@ -88,8 +88,9 @@ class TaskRunner:
             try:
                 if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
                     scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
-                if order.reflects_on is not None:
-                    return await self._reflect(scope, order.reflects_on, is_stopped)
+                if order.reflects_on is not None:  # an output that was accepted after its task had ended
+                    await reflect(scope, order.reflects_on, self._agent_of(order), is_stopped=is_stopped)
+                    return order.result("completed", self.ports.clock.now())
                 await review_before_task(scope)
                 _announce_start(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
@@ -99,10 +100,14 @@ class TaskRunner:
                 reviewed = await review_output(scope, output)
                 if not order.is_reflected_later:
                     await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
-                return await self._complete(scope, reviewed)
+                exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
+                await scope.note_end(OutputRecorded(output=reviewed.output), *exits)
+                return self._completed(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
-                    return self._stopped(scope, self._unfinished(scope, "cancelled", None))
+                    result = self._unfinished(scope, "cancelled", None)
+                    _announce_trace(scope, result.trace, "cancelled")
+                    return result
                 # User code raised the error, or cancelled its own asyncio task.
                 text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
@@ -111,7 +116,11 @@ class TaskRunner:
             except ReviewOpenError as suspended:
                 return replace(self._unfinished(scope, "waiting", None), open_reviews=suspended.reviews)
             except ExitEarlyError as exit_early:
-                return await self._exit(scope, exit_early)
+                result = self._unfinished(scope, "exited", exit_early)
+                call, text = scope.effects.early_exit
+                await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
+                _announce_trace(scope, result.trace, "exited", exit_early)
+                return result
             except BaseException as error:  # noqa: BLE001  each error is a result
                 return await self._fail(scope, error)
 
@@ -192,13 +201,6 @@ class TaskRunner:
             trace=trace,
         )
 
-    async def _reflect(self, scope: TaskScope, output: TaskOutput, is_stopped: Callable[[], bool]) -> TaskResult:
-        """Reflect on an output that was accepted after its task had ended."""
-        order = scope.order
-        await reflect(scope, output, self._agent_of(order), is_stopped=is_stopped)
-        now = self.ports.clock.now()
-        return TaskResult(key=order.key, instance=order.instance, epoch=order.epoch, status="completed", at=now)
-
     # Ends of a task.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
@@ -211,7 +213,7 @@ class TaskRunner:
             return await self._with_workers(scope, self._completed(scope, reviewed))
         if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
-            failed = self._unfinished(scope, "failed", error)
+            failed = await self._with_workers(scope, self._unfinished(scope, "failed", error))
             failed = replace(
                 failed,
                 at=fact.at,
@@ -219,7 +221,6 @@ class TaskRunner:
                 failure=TaskFailure(error=error, trace=read_trace(fact) or failed.trace),
                 attempts=fact.data.attempts,
             )
-            failed = await self._with_workers(scope, failed)
             _announce_failure(scope, failed)
             return failed
         exited = find_fact(recorded_facts, instance, ExitRecorded)
@@ -229,29 +230,18 @@ class TaskRunner:
         return await self._with_workers(scope, self._unfinished(scope, "exited", exit_of(exited.data.reason)))
 
     async def _with_workers(self, scope: TaskScope, result: TaskResult) -> TaskResult:
-        """Add the recorded results of a manager's workers to a recorded end."""
         if not scope.is_manager:
             return result
-        workers = await recorded_workers(self.ports.journal, scope.recorded_facts)
-        return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
-
-    async def _complete(self, scope: TaskScope, reviewed: ReviewedOutput) -> TaskResult:
-        facts: list[FactData] = [OutputRecorded(output=reviewed.output)]
-        if reviewed.exit_reason is not None:
-            facts.append(ExitRecorded(reason=reviewed.exit_reason))
-        await scope.note_end(*facts)
-        return self._completed(scope, reviewed)
+        delegated, failed_delegations = await recorded_workers(self.ports.journal, scope.recorded_facts)
+        return replace(result, delegated=delegated, failed_delegations=failed_delegations)
 
     def _completed(self, scope: TaskScope, reviewed: ReviewedOutput) -> TaskResult:
         order, output = scope.order, reviewed.output
         _announce_completion(scope, output)
-        return TaskResult(
-            key=order.key,
-            instance=order.instance,
-            epoch=order.epoch,
-            status="completed" if reviewed.exit_reason is None else "exited",
+        return order.result(
+            "completed" if reviewed.exit_reason is None else "exited",
+            output.completed_at.timestamp(),
             exit_reason=reviewed.exit_reason or ExitReason.USER_EXIT_EARLY,
-            at=output.completed_at.timestamp(),
             duration_s=output.duration.total_seconds(),
             output=output,
             text=output.raw if order.wants_text else None,
@@ -260,12 +250,6 @@ class TaskRunner:
             delegated=scope.delegated,
             failed_delegations=scope.failed_delegations,
         )
-
-    async def _exit(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
-        result = self._unfinished(scope, "exited", exit_early)
-        call, text = scope.effects.early_exit
-        await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
-        return self._stopped(scope, result)
 
     async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
         order, result = scope.order, self._unfinished(scope, "failed", error)
@@ -292,24 +276,15 @@ class TaskRunner:
         _announce_failure(scope, result)
         return result
 
-    def _stopped(self, scope: TaskScope, result: TaskResult) -> TaskResult:
-        """Announce the trace of a task that neither completed nor failed."""
-        _announce_trace(scope, result.trace, result.status, result.error)
-        return result
-
     def _unfinished(self, scope: TaskScope, status: TaskStatus, error: BaseException | None) -> TaskResult:
-        """Build the result of a task without an output."""
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
         shown = effects.cancelled_trace(trace) if status == "cancelled" else trace
-        return TaskResult(
-            key=order.key,
-            instance=order.instance,
-            epoch=order.epoch,
-            status=status,
-            at=at,
+        return order.result(
+            status,
+            at,
             duration_s=max(0.0, at - effects.started_at),
             failure=None if shown is None else TaskFailure(error=error, trace=shown),
             total_tokens=metrics.total_tokens,
@@ -342,12 +317,10 @@ def apply_changes(order: TaskOrder) -> TaskOrder:
 
 
 def cut(text: str, length: int) -> str:
-    """Return the first characters of a text, with `...` if there are more."""
     return text if len(text) <= length else text[:length] + "..."
 
 
 def _log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
-    """Return the fields of a task's log lines."""
     fields = {**context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
     if order.depth:  # S-DEL-60
         fields["delegation.id"] = order.delegation_id
@@ -365,7 +338,6 @@ def _total(context: RunContext, order: TaskOrder) -> int:
 
 
 def _title(scope: TaskScope) -> str:
-    """Return the task's name in log lines."""
     order = scope.order
     if order.depth:
         return f"Delegated task of '{order.caller_role}'"
@@ -378,18 +350,7 @@ def _title(scope: TaskScope) -> str:
 
 def _announce_start(scope: TaskScope) -> None:
     order = scope.order
-    _emit(
-        scope,
-        TaskStartEvent,
-        lambda: TaskStartEvent(
-            task_description=order.task.description,
-            agent_role=order.agent_role,
-            task_index=order.index,
-            total_tasks=_total(scope.context, order),
-            run_id=order.run_id,
-            instance=order.instance,
-        ),
-    )
+    _emit(scope, TaskStartEvent, lambda: TaskStartEvent(**_fields_of_events(scope)))
     if _log.isEnabledFor(logging.INFO):  # the title is built only if it is logged
         title = _title(scope)
         _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
@@ -397,20 +358,10 @@ def _announce_start(scope: TaskScope) -> None:
 
 
 def _announce_completion(scope: TaskScope, output: TaskOutput) -> None:
-    order = scope.order
     _emit(
         scope,
         TaskCompleteEvent,
-        lambda: TaskCompleteEvent(
-            task_description=order.task.description,
-            agent_role=order.agent_role,
-            task_index=order.index,
-            total_tasks=_total(scope.context, order),
-            task_output=output,
-            duration=output.duration,
-            run_id=order.run_id,
-            instance=order.instance,
-        ),
+        lambda: TaskCompleteEvent(task_output=output, duration=output.duration, **_fields_of_events(scope)),
     )
     _announce_trace(scope, output.trace, "completed")
     if _log.isEnabledFor(logging.INFO):
@@ -420,21 +371,9 @@ def _announce_completion(scope: TaskScope, output: TaskOutput) -> None:
 
 
 def _announce_failure(scope: TaskScope, result: TaskResult) -> None:
-    order, error = scope.order, result.error or RuntimeError("the task failed without an error")
-    _emit(
-        scope,
-        TaskFailedEvent,
-        lambda: TaskFailedEvent(
-            task_description=order.task.description,
-            agent_role=order.agent_role,
-            task_index=order.index,
-            total_tasks=_total(scope.context, order),
-            cause=error,
-            duration=timedelta(seconds=result.duration_s),
-            run_id=order.run_id,
-            instance=order.instance,
-        ),
-    )
+    error = result.error or RuntimeError("the task failed without an error")
+    duration = timedelta(seconds=result.duration_s)
+    _emit(scope, TaskFailedEvent, lambda: TaskFailedEvent(cause=error, duration=duration, **_fields_of_events(scope)))
     _announce_trace(scope, result.trace, "failed", error)
     _log.info("%s failed: %s", _title(scope), brief(message_of(error)))  # INFO: the caller receives the error
 
@@ -460,6 +399,19 @@ def _announce_trace(scope: TaskScope, trace: TaskTrace | None, status: str, erro
             is_handler=scope.effects.is_handler,
         ),
     )
+
+
+def _fields_of_events(scope: TaskScope) -> dict[str, Any]:
+    """Return the fields that the events of a task have in common."""
+    order = scope.order
+    return {
+        "task_description": order.task.description,
+        "agent_role": order.agent_role,
+        "task_index": order.index,
+        "total_tasks": _total(scope.context, order),
+        "run_id": order.run_id,
+        "instance": order.instance,
+    }
 
 
 def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:

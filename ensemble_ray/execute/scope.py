@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar, cast
 
 from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
 from ensemble_ray.events import Event
-from ensemble_ray.events.telemetry.active import effect_span
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects, UnknownEffect, is_work
 from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder
@@ -36,7 +35,7 @@ from ensemble_ray.text.foreign_text import estimate_tokens
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.memory import TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.values.metrics import CostConfiguration, RunBudget, price
+from ensemble_ray.values.metrics import Amount, CostConfiguration, RunBudget, price
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
@@ -68,18 +67,12 @@ class RunReflections(Protocol):
         ...
 
     async def ask_strategy(self, asked: ReflectionInput) -> TaskReflection:
-        """Call the task's own strategy.
-
-        Raises:
-            TypeError: the strategy returned another type.
-        """
+        """Call the task's own strategy; `TypeError` if it returned another type."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerPorts:
-    """The ports of a runner."""
-
     clock: Clock
     journal: Journal
     events: EventSink
@@ -129,11 +122,9 @@ class Slot:
             self._is_held = True
 
     def begin(self, calls: int) -> None:
-        """Count started calls of a turn."""
         self._open += calls
 
     def end(self) -> None:
-        """Count a returned call."""
         self._open -= 1
         self._release_if_waiting()
 
@@ -159,8 +150,6 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScope:
-    """One running task."""
-
     context: RunContext
     ports: RunnerPorts
     order: TaskOrder
@@ -173,7 +162,6 @@ class TaskScope:
 
     @property
     def is_manager(self) -> bool:
-        """Whether the task belongs to the manager of a hierarchical run."""
         return self.context.hierarchy is not None and not self.order.depth
 
     @property
@@ -224,10 +212,6 @@ class TaskScope:
         except asyncio.CancelledError:  # the journal has accepted the facts, and the commit is under way
             await self.ports.journal.flush()
 
-    def effect_span(self, name: str) -> AbstractContextManager[None]:
-        """Make the effect's span the active one inside the block, if the run is traced (S-INT-37)."""
-        return effect_span(self.context.tracing, name)
-
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Build and publish an event if its type has listeners."""
         if self.ports.events.wants(event_type):
@@ -246,7 +230,7 @@ class Spending:
     """Budget of one run for the requests of this process."""
 
     def __init__(self, account: SpendingAccount, costs: CostConfiguration | None) -> None:
-        self._account = account
+        self.account = account
         self._costs = costs
         #: kind of agent -> (number of answers, their output tokens)
         self._answers: dict[str, tuple[int, int]] = {}
@@ -262,64 +246,59 @@ class Spending:
         if output is None:
             count, total = self._answers.get(template, (0, 0))
             output = max(1, math.ceil(total / count)) if count else _FIRST_OUTPUT
-        return Request(self, template, estimated_input(messages, tools), output)
+        return Request(
+            spending=self, template=template, input_tokens=estimated_input(messages, tools), output_tokens=output
+        )
 
-    async def reserve(self, input_tokens: int, output_tokens: int) -> str:
-        """Reserve the price of these tokens, and return the claim's id, or raise `BudgetExhaustedError`."""
-        return await self._account.reserve(price(self._costs, input_tokens, output_tokens))
-
-    def release_claim(self, claim: str) -> None:
-        """Release the claim of a request without an answer."""
-        self._account.charge(claim)
+    def price(self, input_tokens: int, output_tokens: int) -> Amount:
+        return price(self._costs, input_tokens, output_tokens)
 
     def charge_answer(self, claim: str, template: str, input_tokens: int, output_tokens: int) -> None:
         count, total = self._answers.get(template, (0, 0))
         self._answers[template] = (count + 1, total + output_tokens)
-        self._account.charge(claim, price(self._costs, input_tokens, output_tokens))
+        self.account.charge(claim, self.price(input_tokens, output_tokens))
 
     async def charge_input(self, tokens: int) -> None:
         """Charge input tokens without a claim, even beyond the budget, before the next request reserves."""
-        self._account.charge("", price(self._costs, tokens, 0))
-        await self._account.settle()
+        self.account.charge("", self.price(tokens, 0))
+        await self.account.settle()
 
     def close(self) -> None:
-        """Close the account; this process makes no more requests for the run."""
-        self._account.close()
+        self.account.close()
 
 
+@dataclass(slots=True, kw_only=True)
 class Request:
     """One request, sent once, or several times if its provider fails."""
 
-    def __init__(self, spending: Spending, template: str, input_tokens: int, output_tokens: int) -> None:
-        self._spending = spending
-        self._template = template
-        self._input_tokens = input_tokens
-        self._output_tokens = output_tokens
-        #: (input, output) tokens that were charged, if the provider did not count them all
-        self.estimated: tuple[int, int] | None = None
+    spending: Spending
+    template: str
+    input_tokens: int
+    output_tokens: int
+    #: (input, output) tokens that were charged, if the provider did not count them all
+    estimated: tuple[int, int] | None = None
 
     async def send(self, attempt: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
-        """Reserve the estimate, make one attempt, and charge the real tokens."""
-        claim = await self._spending.reserve(self._input_tokens, self._output_tokens)
+        """Reserve the estimate, make one attempt, and charge the real tokens; no budget raises `BudgetExhaustedError`."""
+        claim = await self.spending.account.reserve(self.spending.price(self.input_tokens, self.output_tokens))
         try:
             response = await attempt()
         except BaseException:
-            self._spending.release_claim(claim)
+            self.spending.account.charge(claim)
             raise
         usage = response.usage or TokenUsage()
         counted = (usage.input_tokens, usage.output_tokens)
         charged = (
-            counted[0] if counted[0] >= 0 else self._input_tokens,
+            counted[0] if counted[0] >= 0 else self.input_tokens,
             counted[1] if counted[1] >= 0 else answer_tokens(response.text, response.tool_calls, response.reasoning),
         )
         if charged != counted:
             self.estimated = charged
-        self._spending.charge_answer(claim, self._template, *charged)
+        self.spending.charge_answer(claim, self.template, *charged)
         return response
 
 
 def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> Spending | None:
-    """Return the spending of a run in one process; None without a budget."""
     return None if budget is None else Spending(LocalAccount(budget), costs)
 
 

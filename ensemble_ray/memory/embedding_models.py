@@ -18,11 +18,7 @@ KNOWN_MODELS = ("local", "openai:MODEL")
 
 
 def resolve_embedding_model(value: object) -> EmbeddingModel | None:
-    """Return the embedding model that a value names; None stays None.
-
-    Raises:
-        ValidationError: The value is not a model, the name is unknown, or a package is missing.
-    """
+    """Return the embedding model that a value names, or raise `ValidationError`; None stays None."""
     if value is None or callable(getattr(value, "embed", None)):
         return cast("EmbeddingModel | None", value)
     if isinstance(value, str):

@@ -6,7 +6,7 @@ returned unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -57,7 +57,6 @@ class EmbeddingStoreLongTermMemory:
 
 
 def check_long_term_entry(entry: MemoryEntry | None) -> None:
-    """Raise a `ValidationError` if the entry or its content is None (S-MEM-33)."""
     if entry is None:
         raise ValidationError("MemoryEntry must not be None")
     content: str | None = entry.content
@@ -71,21 +70,25 @@ def check_parts(*, embedding_model: EmbeddingModel | None, embedding_store: Embe
         raise ValidationError("embedding_store must not be None")
     if embedding_model is None:
         raise ValidationError("embedding_model must not be None")
-    for name, value, methods in (("model", embedding_model, ("embed",)), ("store", embedding_store, ("add", "search"))):
-        if missing := [method for method in methods if not callable(getattr(value, method, None))]:
-            raise ValidationError(
-                f"embedding_{name} ({type(value).__name__}) has no method {' and no method '.join(map(repr, missing))}"
-            )
+    check_methods(embedding_model, ("embed",), "embedding_model")
+    check_methods(embedding_store, ("add", "search"), "embedding_store")
+
+
+def check_methods(value: object, methods: Iterable[str], subject: str) -> None:
+    """Refuse an object that lacks some of these methods; None is accepted."""
+    missing = [method for method in methods if value is not None and not callable(getattr(value, method, None))]
+    if missing:
+        raise ValidationError(
+            f"{subject} ({type(value).__name__}) has no method {' and no method '.join(map(repr, missing))}"
+        )
 
 
 def metadata_of(entry: MemoryEntry) -> dict[str, str]:
-    """Return the metadata that is stored with the vector of an entry."""
     ours = {} if entry.stored_at is None else {_STORED_AT: entry.stored_at.isoformat()}
     return {**entry.metadata, **ours}
 
 
 def entry_of(match: EmbeddingMatch) -> MemoryEntry:
-
     at = match.metadata.get(_STORED_AT)
     return MemoryEntry(
         content=match.text,

@@ -1,20 +1,31 @@
-"""Persistent memory over database tables: scopes, long-term memory and facts (S-MEM-116 to S-MEM-119)."""
+"""Persistent memory over database tables: scopes, long-term memory, facts and reflections (S-MEM-116 to S-MEM-119)."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.embeddings import check_long_term_entry
-from ensemble_ray.memory.store import MemoryStore, check_entry, check_fact, check_policy, check_retrieval, check_scope
+from ensemble_ray.memory.store import (
+    MemoryStore,
+    check_entry,
+    check_fact,
+    check_policy,
+    check_reflection,
+    check_reflection_key,
+    check_retrieval,
+    check_scope,
+)
 from ensemble_ray.ports import EmbeddingModel
 from ensemble_ray.process.forks import new_lock
-from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry
+from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry, TaskReflection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,40 +38,61 @@ LONG_TERM = ""
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry and its row number."""
-
     row: int
     entry: MemoryEntry
 
 
-class MemoryTables(Protocol):
-    """Entries by scope with their vectors, and facts by name. A vector is the bytes of float32 numbers and has length 1."""
+class MemoryTables(ABC):
+    """Entries by scope with their vectors, facts by name, and reflections by key, in one database.
 
-    @property
-    def location(self) -> str:
-        """The file or database, for messages."""
-        ...
+    A vector is the bytes of float32 numbers and has length 1. Statements have the form of SQLite: tables in the schema
+    `main`, and `?` for values. Databases with another form translate them.
+    """
 
+    #: the file or database, for messages
+    location: str
+
+    @abstractmethod
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows that a query finds."""
+
+    @abstractmethod
+    def change(self, query: str, *values: object) -> None:
+        """Run an idempotent change."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close the connections. The next operation opens them again."""
 
+    def erase_traces(self) -> None:  # noqa: B027  most databases have nothing to do
+        """Overwrite the content of deleted rows."""
+
     # Entries.
 
+    @abstractmethod
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
         """Add an entry, unless the scope accepted its id before."""
 
+    @abstractmethod
+    def select(self, condition: str, *values: object) -> list[StoredEntry]:
+        """Return the entries that meet a condition of SQL, which may also order and limit them."""
+
     def newest(self, scope: str, most: int) -> list[MemoryEntry]:
         """Return the newest entries of a scope, oldest first."""
-        ...
+        return [each.entry for each in reversed(self.select("scope = ? order by id desc limit ?", scope, most))]
 
     def entries(self, scope: str) -> list[StoredEntry]:
         """Return all entries of a scope, in storing order."""
-        ...
+        return self.select("scope = ? order by id", scope)
 
     def entries_of(self, rows: Sequence[int]) -> list[MemoryEntry]:
         """Return the entries of these rows in this order; deleted rows are left out."""
-        ...
+        if not rows:
+            return []
+        found = {each.row: each.entry for each in self.select(f"id in ({', '.join('?' * len(rows))})", *rows)}
+        return [found[row] for row in rows if row in found]
 
+    @abstractmethod
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
         """Delete rows of a scope, and append entries to it.
 
@@ -68,63 +100,81 @@ class MemoryTables(Protocol):
             False if some of the rows are gone and there are entries to add: another process changed the scope, and this
             call changed nothing.
         """
-        ...
 
+    @abstractmethod
     def clear(self, scope: str) -> None:
         """Delete the entries of a scope and its accepted ids."""
 
     def scopes(self) -> Mapping[str, int]:
-        """Return the number of entries by scope."""
-        ...
+        return dict(sorted(self.rows("select scope, count(*) from main.entries group by scope")))
 
     # Vectors.
 
-    def nearest(self, scope: str, vector: bytes, most: int) -> list[MemoryEntry] | None:
+    def nearest(self, scope: str, vector: bytes, most: int) -> list[MemoryEntry] | None:  # noqa: ARG002
         """Return the most similar entries with a cosine of at least 0, best first; None: the database cannot search vectors."""
-        ...
+        return None
 
     def extent(self, scope: str) -> tuple[int, int]:
         """Return the number of vectors of a scope and the row of the newest one. The pair identifies the set of vectors."""
-        ...
+        query = "select count(*), coalesce(max(id), 0) from main.entries where scope = ? and vector is not null"
+        ((count, newest),) = self.rows(query, scope)
+        return int(count), int(newest)
 
     def vectors(self, scope: str, after: int) -> list[tuple[int, bytes]]:
-        """Return rows and vectors of a scope after a row."""
-        ...
+        query = "select id, vector from main.entries where scope = ? and id > ? and vector is not null order by id"
+        return [(int(row), bytes(vector)) for row, vector in self.rows(query, scope, after)]
 
     def without_vector(self, scope: str) -> list[StoredEntry]:
         """Return the entries without a vector: they were stored without a model."""
-        ...
+        return self.select("scope = ? and vector is null order by id", scope)
 
+    @abstractmethod
     def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
         """Add vectors to rows without one."""
 
     def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
         """Return model and length of the vectors. The first call stores its arguments."""
-        ...
+        self.change("insert into main.embedding values (1, ?, ?) on conflict do nothing", model, dimensions)
+        return self.embedding_model() or (model, dimensions)
 
     def embedding_model(self) -> tuple[str, int] | None:
         """Return model and length of the vectors, or None if there are no vectors."""
-        ...
+        rows = self.rows("select model, dimensions from main.embedding")
+        return cast("tuple[str, int]", rows[0]) if rows else None
 
     # Facts about entities.
 
+    def fact_text(self, fact: str) -> str:
+        """Return a fact as its column contains it."""
+        return fact
+
+    def fact_of(self, text: str) -> str:
+        return text
+
     def put_fact(self, name: str, fact: str) -> None:
         """Store a fact and replace an earlier one of that name."""
+        self.change(
+            "insert into main.entities (name, fact) values (?, ?) on conflict (name) do update set fact = excluded.fact",
+            name,
+            self.fact_text(fact),
+        )
 
     def fact(self, name: str) -> str | None:
-        """Return the fact of a name, or None."""
-        ...
+        rows = self.rows("select fact from main.entities where name = ?", name)
+        return self.fact_of(rows[0][0]) if rows else None
 
     def facts(self) -> dict[str, str]:
         """Return all facts by name, in the order of their first storage."""
-        ...
+        return {
+            name: self.fact_of(fact) for name, fact in self.rows("select name, fact from main.entities order by id")
+        }
 
     def has_facts(self) -> bool:
-        """Return whether there are facts."""
-        ...
+        return bool(self.rows("select 1 from main.entities limit 1"))
 
     def remove_fact(self, name: str) -> None:
-        """Delete a fact."""
+        self.change("delete from main.entities where name = ?", name)
+        self.erase_traces()
 
 
 _EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
@@ -136,8 +186,6 @@ _MAX_SCOPES = 8
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The cached vectors of a scope."""
-
     extent: tuple[int, int]
     rows: NDArray[np.int64]
     vectors: NDArray[np.float32]
@@ -147,11 +195,6 @@ class VectorSearch:
     """Searches the entries of some tables with one model."""
 
     def __init__(self, tables: MemoryTables, model: EmbeddingModel) -> None:
-        """Import numpy.
-
-        Raises:
-            ValidationError: numpy is not installed.
-        """
         try:
             import numpy as np
         except ImportError:
@@ -164,15 +207,10 @@ class VectorSearch:
         self._is_checked = False
 
     def vector_of(self, text: str) -> bytes:
-        """Return the unit vector of a text.
-
-        Raises:
-            ValidationError: The tables contain vectors of another model.
-        """
+        """Return the unit vector of a text. Vectors of another model in the tables raise `ValidationError`."""
         return self._embed(text).tobytes()
 
     def search(self, scope: str, query: str, most: int) -> list[MemoryEntry]:
-        """Return the most similar entries with a cosine of at least 0, best first."""
         self._add_missing(scope)
         wanted = self._embed(query)
         if (nearest := self._tables.nearest(scope, wanted.tobytes(), most)) is not None:
@@ -207,21 +245,18 @@ class VectorSearch:
         numpy = self._np
         vector: NDArray[np.float32] = numpy.array(numbers, dtype=numpy.float32)
         if not self._is_checked:
-            self._check_model(len(vector))
+            name, dimensions = f"{type(self.model).__name__} {getattr(self.model, 'model', '')}".strip(), len(vector)
+            model, found = self._tables.embedding(name, dimensions)
+            if (model, found) != (name, dimensions):
+                raise ValidationError(
+                    f"{self._tables.location} has vectors of {model} ({found} numbers each), which cannot be compared with "
+                    f"those of {name} ({dimensions}). Use that model, or another place"
+                )
             self._is_checked = True
         length = float(numpy.linalg.norm(vector))
         if length:
             vector /= numpy.float32(length)
         return vector
-
-    def _check_model(self, dimensions: int) -> None:
-        name = f"{type(self.model).__name__} {getattr(self.model, 'model', '')}".strip()
-        model, found = self._tables.embedding(name, dimensions)
-        if (model, found) != (name, dimensions):
-            raise ValidationError(
-                f"{self._tables.location} has vectors of {model} ({found} numbers each), which cannot be compared with those of "
-                f"{name} ({dimensions}). Use that model, or another place"
-            )
 
     def _read(self, scope: str) -> _Scope:
         """Return the vectors of a scope; read only the missing ones."""
@@ -260,11 +295,9 @@ class _Entries:
     search: VectorSearch | None
 
     def add(self, scope: str, entry: MemoryEntry) -> None:
-
         self.tables.add(scope, entry, self._vector_of(entry))
 
     def find(self, scope: str, query: str | None, most: int) -> Sequence[MemoryEntry]:
-
         if self.search is None:
             return self.tables.newest(scope, most)
         if query is None or not query.strip():
@@ -301,11 +334,6 @@ class LastingMemory(MemoryStore):
     """
 
     def __init__(self, tables: MemoryTables, embedding_model: EmbeddingModel | str | None) -> None:
-        """Resolve the model.
-
-        Raises:
-            ValidationError: The model is unknown, or a package is missing.
-        """
         self._tables = tables
         self._model = resolve_embedding_model(embedding_model)
         search = None if self._model is None else VectorSearch(tables, self._model)
@@ -424,3 +452,70 @@ class StoredEntityMemory:
     def remove(self, name: str) -> None:
         """Delete a fact."""
         self._tables.remove_fact(name.strip())
+
+
+class LastingReflectionStore(ABC):
+    """Reflections that several processes share and that survive them. Subclasses choose the tables."""
+
+    def __init__(self, tables: MemoryTables) -> None:
+        self._tables = tables
+        self._has_table = False
+
+    @abstractmethod
+    def _make_table(self) -> None:
+        """Create the table of reflections if it is missing. Databases of memory alone do not need it."""
+
+    @abstractmethod
+    def _put(self, key: str, reflection: TaskReflection) -> None: ...
+
+    def _key_text(self, key: str) -> str:
+        """Return a key as its column contains it."""
+        return key
+
+    def _key_of(self, text: str) -> str:
+        return text
+
+    def _open(self) -> MemoryTables:
+        if not self._has_table:
+            self._make_table()
+            self._has_table = True
+        return self._tables
+
+    def store(self, key: str, reflection: TaskReflection) -> None:
+        """Store a reflection and replace an earlier one of that key.
+
+        Raises:
+            ValidationError: The key is blank, or the value is not a `TaskReflection`.
+            EnsembleError: The file or database cannot be used.
+        """
+        key = check_reflection_key(key)
+        check_reflection(reflection)
+        self._open()
+        self._put(key, reflection)
+
+    def retrieve(self, key: str) -> TaskReflection | None:
+        """Return the reflection of a key, or None.
+
+        Raises:
+            ValidationError: The key is blank.
+            EnsembleError: The file or database cannot be used.
+        """
+        text = self._key_text(check_reflection_key(key))
+        rows = self._open().rows("select body from main.reflections where key = ?", text)
+        return TaskReflection(**json.loads(rows[0][0])) if rows else None
+
+    def reflections(self) -> Mapping[str, TaskReflection]:
+        """Return all reflections by key."""
+        rows = self._open().rows("select key, body from main.reflections")
+        found = {self._key_of(key): TaskReflection(**json.loads(body)) for key, body in rows}
+        return {key: found[key] for key in sorted(found)}
+
+    def remove(self, key: str) -> None:
+        """Delete the reflection of a key."""
+        text = self._key_text(check_reflection_key(key))
+        self._open().change("delete from main.reflections where key = ?", text)
+        self._tables.erase_traces()
+
+    def close(self) -> None:
+        """Close the connections. The next operation opens them again."""
+        self._tables.close()

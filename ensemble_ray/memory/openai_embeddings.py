@@ -240,11 +240,7 @@ class OpenAIEmbeddingModel:
 
 
 def _parse_answer(body: bytes, count: int) -> Embedded:
-    """Return the vectors of an answer in the order of the texts, and its tokens, or None if it does not count them.
-
-    Raises:
-        WireError: The answer is an error, or lacks a vector.
-    """
+    """Return the vectors of an answer in the order of the texts, and its tokens, or None; or raise `WireError`."""
     try:
         answer = cast("Mapping[str, Any]", json.loads(body))
         if answer.get("error"):

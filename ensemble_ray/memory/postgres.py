@@ -6,15 +6,14 @@ import json
 import os
 import select
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.memory.lasting import LastingMemory, StoredEntry
-from ensemble_ray.memory.store import check_reflection, check_reflection_key
+from ensemble_ray.memory.lasting import LastingMemory, LastingReflectionStore, MemoryTables, StoredEntry
 from ensemble_ray.ports import EmbeddingModel
 from ensemble_ray.process.postgres_server import (
     SESSION,
@@ -137,7 +136,7 @@ class PostgresMemory(LastingMemory):
             ValidationError: The URL is invalid, the model is unknown, or a package is missing.
         """
         self._dsn = dsn
-        super().__init__(PostgresTables(MemoryDatabase(dsn)), embedding_model)
+        super().__init__(MemoryDatabase(dsn), embedding_model)
 
     @property
     def location(self) -> str:
@@ -151,7 +150,7 @@ class PostgresMemory(LastingMemory):
         return f"PostgresMemory({self.location!r})"
 
 
-class PostgresReflectionStore:
+class PostgresReflectionStore(LastingReflectionStore):
     """Reflections in a database, which processes on several machines may share. Fulfils `ReflectionStore`.
 
     The database may be the database of a `PostgresMemory`.
@@ -172,81 +171,27 @@ class PostgresReflectionStore:
         """
         self._dsn = dsn
         self._database = MemoryDatabase(dsn)
-        self._has_table = False
+        super().__init__(self._database)
 
     @property
     def location(self) -> str:
         """URL of the database without user and password."""
         return self._database.location
 
-    def store(self, key: str, reflection: TaskReflection) -> None:
-        """Store a reflection and replace an earlier one of that key.
+    def _make_table(self) -> None:
+        self._database.run(_ensure_reflections)
 
-        Raises:
-            ValidationError: The key is blank, or the value is not a `TaskReflection`.
-            EnsembleError: The server cannot be reached, or refuses.
-        """
-        key = check_reflection_key(key)
-        check_reflection(reflection)
-        values = (json.dumps(key), json.dumps(reflection.to_data()))  # JSON: a text in PostgreSQL cannot contain NUL
+    def _put(self, key: str, reflection: TaskReflection) -> None:
+        self._database.change(
+            "insert into main.reflections (key, body) values (?, ?) on conflict (key) do update set body = excluded.body",
+            *(self._key_text(key), json.dumps(reflection.to_data())),
+        )
 
-        def storing(connection: Connection) -> None:
-            connection.execute(
-                "INSERT INTO ensemble_ray_memory.reflections (key, body) VALUES (%s, %s)"
-                " ON CONFLICT (key) DO UPDATE SET body = excluded.body",
-                values,
-            )
+    def _key_text(self, key: str) -> str:
+        return json.dumps(key)  # a text in PostgreSQL cannot contain NUL
 
-        self._run(storing)
-
-    def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key, or None.
-
-        Raises:
-            ValidationError: The key is blank.
-            EnsembleError: The server cannot be reached, or refuses.
-        """
-        text = json.dumps(check_reflection_key(key))
-
-        def reading(connection: Connection) -> tuple[Any, ...] | None:
-            query = "SELECT body FROM ensemble_ray_memory.reflections WHERE key = %s"
-            return connection.execute(query, [text]).fetchone()
-
-        row = self._run(reading)
-        return None if row is None else TaskReflection(**json.loads(row[0]))
-
-    def reflections(self) -> Mapping[str, TaskReflection]:
-        """Return all reflections by key."""
-
-        def reading(connection: Connection) -> list[tuple[Any, ...]]:
-            query = 'SELECT key, body FROM ensemble_ray_memory.reflections ORDER BY key COLLATE "C"'
-            return connection.execute(query).fetchall()
-
-        return {json.loads(key): TaskReflection(**json.loads(body)) for key, body in self._run(reading)}
-
-    def remove(self, key: str) -> None:
-        """Delete the reflection of a key."""
-        text = json.dumps(check_reflection_key(key))
-
-        def removing(connection: Connection) -> None:
-            connection.execute("DELETE FROM ensemble_ray_memory.reflections WHERE key = %s", [text])
-
-        self._run(removing)
-
-    def close(self) -> None:
-        """Close the connections. The next operation opens them again."""
-        self._database.close()
-
-    def _run(self, operation: Callable[[Connection], T]) -> T:
-        """Run an idempotent operation after the table of reflections exists."""
-
-        def with_table(connection: Connection) -> T:
-            if not self._has_table:
-                ensure_reflections(connection)
-                self._has_table = True
-            return operation(connection)
-
-        return self._database.run(with_table)
+    def _key_of(self, text: str) -> str:
+        return cast("str", json.loads(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (PostgresReflectionStore, (self._dsn,))
@@ -255,18 +200,67 @@ class PostgresReflectionStore:
         return f"PostgresReflectionStore({self.location!r})"
 
 
-class PostgresTables:
-    """The tables of one database. Fulfils `MemoryTables`."""
+class MemoryDatabase(MemoryTables):
+    """The tables of one database, and the connections to it."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
-        self._database = database
+    def __init__(self, dsn: str) -> None:
+        """Parse the URL, without a connection."""
+        self._parameters = parameters_of(dsn, needed_by="Memories in PostgreSQL need")
+        self.location = location_of(self._parameters)
+        #: quoted schema of pgvector, or None if vectors are bytes; set by the first connection
+        self._vector_schema: str | None = None
+        self._reset_connections()
 
-    @property
-    def location(self) -> str:
-        return self._database.location
+    def run(self, operation: Callable[[Connection], T], *, is_repeatable: bool = True) -> T:
+        """Run an operation with a connection, and repeat it when a lost server is back.
+
+        Operations that are not repeatable are not idempotent: the server may have committed them.
+
+        Raises:
+            EnsembleError: The server cannot be reached, or refuses.
+        """
+        if self._process_id != os.getpid():  # a forked child must not use the connections of its parent
+            self._reset_connections()
+
+        def attempt(begin: Callable[[], None]) -> T:
+            with self._places:
+                connection = self._idle_connection() or self._connect()
+                begin()
+                try:
+                    return operation(connection)
+                finally:
+                    if connection.closed or connection.broken:
+                        connection.close()
+                    else:
+                        with self._lock:
+                            self._idle.append(connection)
+
+        return try_patiently(
+            attempt, location=self.location, patience_s=_PATIENCE_S, is_repeatable=is_repeatable, failure=self._failure
+        )
+
+    def is_made(self) -> bool:
+        """Return whether the tables exist, without a change. A later version, or no server, raises `EnsembleError`."""
+        import psycopg
+
+        try:
+            with self._open() as connection:
+                return _has_tables(connection, self.location)
+        except psycopg.Error as error:
+            raise self._failure(error) from error
 
     def close(self) -> None:
-        self._database.close()
+        while (connection := self._idle_connection()) is not None:
+            connection.close()
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return self.run(lambda connection: connection.execute(_translate(query), values).fetchall())
+
+    def change(self, query: str, *values: object) -> None:
+        def changing(connection: Connection) -> None:
+            connection.execute(_translate(query), values)
+
+        self.run(changing)
 
     # Entries.
 
@@ -278,22 +272,11 @@ class PostgresTables:
             connection.execute(query.encode(), [scope, entry.entry_id, text, self._as_stored(vector)])
 
         # Without an id, a repetition after a lost connection could add the entry twice.
-        self._database.run(adding, is_repeatable=bool(entry.entry_id))
+        self.run(adding, is_repeatable=bool(entry.entry_id))
 
-    def newest(self, scope: str, most: int) -> list[MemoryEntry]:
-        rows = self._all(
-            "SELECT entry FROM ensemble_ray_memory.entries WHERE scope = %s ORDER BY id DESC LIMIT %s", scope, most
-        )
-        return [_entry_of(text) for (text,) in reversed(rows)]
-
-    def entries(self, scope: str) -> list[StoredEntry]:
-        rows = self._all("SELECT id, entry FROM ensemble_ray_memory.entries WHERE scope = %s ORDER BY id", scope)
+    def select(self, condition: str, *values: object) -> list[StoredEntry]:
+        rows = self.rows(f"SELECT id, entry FROM main.entries WHERE {condition}", *values)  # noqa: S608  texts of ours
         return [StoredEntry(int(row), _entry_of(text)) for row, text in rows]
-
-    def entries_of(self, rows: Sequence[int]) -> list[MemoryEntry]:
-        query = "SELECT id, entry FROM ensemble_ray_memory.entries WHERE id = ANY(%s)"
-        found: dict[int, str] = dict(self._all(query, list(rows)))
-        return [_entry_of(found[row]) for row in rows if row in found]
 
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
         texts = [_entry_text(entry) for entry, _ in new]
@@ -312,31 +295,22 @@ class PostgresTables:
                 return True
             return False
 
-        return self._database.run(replacing)
+        return self.run(replacing)
 
     def clear(self, scope: str) -> None:
-
         def clearing(connection: Connection) -> None:
             with connection.transaction():
                 connection.execute(_LOCK_SCOPE, [scope])
                 connection.execute("DELETE FROM ensemble_ray_memory.entries WHERE scope = %s", [scope])
                 connection.execute("DELETE FROM ensemble_ray_memory.taken WHERE scope = %s", [scope])
 
-        self._database.run(clearing)
+        self.run(clearing)
 
-    def scopes(self) -> Mapping[str, int]:
-        rows = self._all(
-            'SELECT scope, count(*) FROM ensemble_ray_memory.entries GROUP BY scope ORDER BY scope COLLATE "C"'
-        )
-        return {str(scope): int(count) for scope, count in rows}
-
-    # Vectors.
+    # Vectors and facts.
 
     def nearest(self, scope: str, vector: bytes, most: int) -> list[MemoryEntry] | None:
-        database = self._database
-
         def searching(connection: Connection) -> list[tuple[Any, ...]] | None:
-            if (schema := database.vector_schema) is None:
+            if (schema := self._vector_schema) is None:
                 return None
             # For unit vectors the inner product is the cosine; the operator returns its negative.
             query = (
@@ -346,101 +320,81 @@ class PostgresTables:
             )
             return connection.execute(query.encode(), [self._as_stored(vector), scope, most]).fetchall()
 
-        rows = database.run(searching)
+        rows = self.run(searching)
         return None if rows is None else [_entry_of(text) for (text,) in rows]
 
-    def extent(self, scope: str) -> tuple[int, int]:
-        ((count, newest),) = self._all(
-            "SELECT count(*), coalesce(max(id), 0) FROM ensemble_ray_memory.entries WHERE scope = %s AND vector IS NOT NULL",
-            scope,
-        )
-        return int(count), int(newest)
-
-    def vectors(self, scope: str, after: int) -> list[tuple[int, bytes]]:
-        rows = self._all(
-            "SELECT id, vector FROM ensemble_ray_memory.entries WHERE scope = %s AND id > %s AND vector IS NOT NULL ORDER BY id",
-            scope,
-            after,
-        )
-        return [(int(row), bytes(vector)) for row, vector in rows]
-
-    def without_vector(self, scope: str) -> list[StoredEntry]:
-        rows = self._all(
-            "SELECT id, entry FROM ensemble_ray_memory.entries WHERE scope = %s AND vector IS NULL ORDER BY id", scope
-        )
-        return [StoredEntry(int(row), _entry_of(text)) for row, text in rows]
-
     def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
-
-        def giving(connection: Connection) -> None:
+        def setting(connection: Connection) -> None:
             query = (
                 f"UPDATE ensemble_ray_memory.entries SET vector = {self._vector_mark} WHERE id = %s AND vector IS NULL"  # noqa: S608  a type of ours
             )
             with connection.transaction(), connection.cursor() as cursor:
                 cursor.executemany(query.encode(), [(self._as_stored(vector), row) for vector, row in vectors])
 
-        self._database.run(giving)
-
-    def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
-        self._change(
-            "INSERT INTO ensemble_ray_memory.embedding VALUES (1, %s, %s) ON CONFLICT DO NOTHING", model, dimensions
-        )
-        found = self.embedding_model()
-        return (model, dimensions) if found is None else found
-
-    def embedding_model(self) -> tuple[str, int] | None:
-        rows = self._all("SELECT model, dimensions FROM ensemble_ray_memory.embedding")
-        return cast("tuple[str, int]", rows[0]) if rows else None
-
-    # Facts about entities.
-
-    def put_fact(self, name: str, fact: str) -> None:
-        self._change(
-            "INSERT INTO ensemble_ray_memory.entities (name, fact) VALUES (%s, %s)"
-            " ON CONFLICT (name) DO UPDATE SET fact = excluded.fact",
-            name,
-            _json_text(fact),
-        )
-
-    def fact(self, name: str) -> str | None:
-        rows = self._all("SELECT fact FROM ensemble_ray_memory.entities WHERE name = %s", name)
-        return cast("str", json.loads(rows[0][0])) if rows else None
-
-    def facts(self) -> dict[str, str]:
-        rows = self._all("SELECT name, fact FROM ensemble_ray_memory.entities ORDER BY id")
-        return {str(name): cast("str", json.loads(fact)) for name, fact in rows}
-
-    def has_facts(self) -> bool:
-        return bool(self._all("SELECT 1 FROM ensemble_ray_memory.entities LIMIT 1"))
-
-    def remove_fact(self, name: str) -> None:
-        self._change("DELETE FROM ensemble_ray_memory.entities WHERE name = %s", name)
-
-    # Values and statements.
+        self.run(setting)
 
     @property
     def _vector_mark(self) -> str:
-        """The parameter of a vector in a statement."""
-        schema = self._database.vector_schema
-        return "%s::bytea" if schema is None else f"%s::{schema}.vector"
+        return "%s::bytea" if self._vector_schema is None else f"%s::{self._vector_schema}.vector"
 
     def _as_stored(self, vector: bytes | None) -> object:
-
-        if vector is None or self._database.vector_schema is None:
+        if vector is None or self._vector_schema is None:
             return vector
         return f"[{','.join(map(repr, array('f', vector)))}]"
 
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        def reading(connection: Connection) -> list[tuple[Any, ...]]:
-            return connection.execute(query.encode(), values).fetchall()
+    def fact_text(self, fact: str) -> str:
+        return _json_text(fact)
 
-        return self._database.run(reading)
+    def fact_of(self, text: str) -> str:
+        return cast("str", json.loads(text))
 
-    def _change(self, query: str, *values: object) -> None:
-        def changing(connection: Connection) -> None:
-            connection.execute(query.encode(), values)
+    # Connections.
 
-        self._database.run(changing)
+    def _reset_connections(self) -> None:
+        # A reference to the parent's connections stays, so that the garbage collector does not close them here.
+        self._inherited: object = getattr(self, "_idle", None)
+        self._idle: list[Connection] = []
+        self._lock = Lock()
+        self._places = BoundedSemaphore(_MAX_CONNECTIONS)
+        self._process_id = os.getpid()
+
+    def _idle_connection(self) -> Connection | None:
+        """Return an idle connection, or None; drop those that the server ended."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if _is_open(connection):
+                return connection
+            connection.close()
+
+    def _connect(self) -> Connection:
+        connection = self._open()
+        try:
+            _ensure_tables(connection, self.location)
+            row = connection.execute(_COLUMN_TYPE).fetchone()
+            self._vector_schema = str(row[0]) if row is not None and row[1] == _EXTENSION else None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self) -> Connection:
+        import psycopg
+
+        connection = psycopg.connect(**self._parameters, autocommit=True)
+        try:
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            connection.execute(SET_SESSION, [list(_SESSION), list(_SESSION.values())])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _failure(self, error: BaseException) -> EnsembleError:
+        advice = advice_for(error, schema=SCHEMA)
+        return EnsembleError(f"Cannot use the memory in {self.location}: {first_line(error)}. {advice}")
 
 
 def _entry_text(entry: MemoryEntry) -> str:
@@ -465,6 +419,10 @@ def _json_text(data: object) -> str:
     return text
 
 
+def _translate(query: str) -> bytes:
+    return query.replace("?", "%s").replace("main.", "ensemble_ray_memory.").encode()
+
+
 def _entry_of(text: str) -> MemoryEntry:
     data = cast("dict[str, Any]", json.loads(text))
     at = cast("str | None", data["stored_at"])
@@ -477,119 +435,6 @@ def _entry_of(text: str) -> MemoryEntry:
     )
 
 
-class MemoryDatabase:
-    """The connections to one database with the tables of memory."""
-
-    def __init__(self, dsn: str) -> None:
-        """Parse the URL, without a connection.
-
-        Raises:
-            ValidationError: The URL is invalid, or the driver is not installed.
-        """
-        self._parameters = parameters_of(dsn, needed_by="Memories in PostgreSQL need")
-        self.location = location_of(self._parameters)
-        #: quoted schema of pgvector, or None if vectors are bytes; set by the first connection
-        self.vector_schema: str | None = None
-        self._reset_connections()
-
-    def run(self, operation: Callable[[Connection], T], *, is_repeatable: bool = True) -> T:
-        """Run an operation with a connection, and repeat it when a lost server is back.
-
-        Args:
-            operation: The operation.
-            is_repeatable: Whether the operation is idempotent. Others are not repeated: the server may have committed them.
-
-        Raises:
-            EnsembleError: The server cannot be reached, or refuses.
-        """
-        if self._process_id != os.getpid():  # a forked child must not use the connections of its parent
-            self._reset_connections()
-
-        def attempt(begin: Callable[[], None]) -> T:
-            with self._places:
-                connection = self._idle_connection() or self._connect()
-                begin()
-                try:
-                    return operation(connection)
-                finally:
-                    self._put_back(connection)
-
-        return try_patiently(
-            attempt, location=self.location, patience_s=_PATIENCE_S, is_repeatable=is_repeatable, failure=self._failure
-        )
-
-    def is_made(self) -> bool:
-        """Return whether the tables exist, without a change.
-
-        Raises:
-            EnsembleError: The server cannot be reached, or the tables have a later version.
-        """
-        import psycopg
-
-        try:
-            with self._open() as connection:
-                return has_tables(connection, self.location)
-        except psycopg.Error as error:
-            raise self._failure(error) from error
-
-    def close(self) -> None:
-        """Close idle connections. The next operation opens new ones."""
-        while (connection := self._idle_connection()) is not None:
-            connection.close()
-
-    def _reset_connections(self) -> None:
-        # A reference to the parent's connections stays, so that the garbage collector does not close them here.
-        self._inherited: object = getattr(self, "_idle", None)
-        self._idle: list[Connection] = []
-        self._lock = Lock()
-        self._places = BoundedSemaphore(_MAX_CONNECTIONS)
-        self._process_id = os.getpid()
-
-    def _idle_connection(self) -> Connection | None:
-        """Return an idle connection, or None; drop those that the server ended."""
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                connection = self._idle.pop()
-            if _is_open(connection):
-                return connection
-            connection.close()
-
-    def _put_back(self, connection: Connection) -> None:
-        if connection.closed or connection.broken:
-            connection.close()
-            return
-        with self._lock:
-            self._idle.append(connection)
-
-    def _connect(self) -> Connection:
-        connection = self._open()
-        try:
-            ensure_tables(connection, self.location)
-            self.vector_schema = vector_schema(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _open(self) -> Connection:
-        import psycopg
-
-        connection = psycopg.connect(**self._parameters, autocommit=True)
-        try:
-            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.execute(SET_SESSION, [list(_SESSION), list(_SESSION.values())])
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _failure(self, error: BaseException) -> EnsembleError:
-        advice = advice_for(error, schema=SCHEMA)
-        return EnsembleError(f"Cannot use the memory in {self.location}: {first_line(error)}. {advice}")
-
-
 def _is_open(connection: Connection) -> bool:
     """Return whether an idle connection is alive: the server sends data on it only to end it. No request is sent."""
     if connection.closed:
@@ -599,12 +444,7 @@ def _is_open(connection: Connection) -> bool:
     return not waiting.poll(0)
 
 
-def has_tables(connection: Connection, location: str) -> bool:
-    """Return whether the tables exist.
-
-    Raises:
-        EnsembleError: The tables have a later version.
-    """
+def _has_tables(connection: Connection, location: str) -> bool:
     if not _ask(connection, _EXISTS):
         return False
     version = _ask(connection, "SELECT max(version) FROM ensemble_ray_memory.version")
@@ -615,13 +455,9 @@ def has_tables(connection: Connection, location: str) -> bool:
     return True
 
 
-def ensure_tables(connection: Connection, location: str) -> None:
-    """Create the tables if they are missing. Several processes may do so at the same time.
-
-    Raises:
-        EnsembleError: The tables have a later version, or the database has another encoding than UTF-8.
-    """
-    if has_tables(connection, location):
+def _ensure_tables(connection: Connection, location: str) -> None:
+    """Create the tables if they are missing. Several processes may do so at the same time."""
+    if _has_tables(connection, location):
         return
     encoding = _ask(connection, "SELECT current_setting('server_encoding')")
     if encoding != "UTF8":
@@ -630,7 +466,7 @@ def ensure_tables(connection: Connection, location: str) -> None:
         )
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATION_LOCK])
-        if has_tables(connection, location):  # another process was faster
+        if _has_tables(connection, location):  # another process was faster
             return
         if not _ask(connection, _HAS_SCHEMA):  # an existing schema needs no right to create one
             connection.execute("CREATE SCHEMA ensemble_ray_memory")
@@ -641,7 +477,7 @@ def ensure_tables(connection: Connection, location: str) -> None:
         connection.execute("INSERT INTO ensemble_ray_memory.version VALUES (%s)", [_VERSION])
 
 
-def ensure_reflections(connection: Connection) -> None:
+def _ensure_reflections(connection: Connection) -> None:
     """Create the table of reflections if it is missing. Several processes may do so at the same time."""
     if _ask(connection, _HAS_REFLECTIONS):  # an existing table needs no right to create one
         return
@@ -649,12 +485,6 @@ def ensure_reflections(connection: Connection) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATION_LOCK])
         if not _ask(connection, _HAS_REFLECTIONS):
             connection.execute(_REFLECTIONS)
-
-
-def vector_schema(connection: Connection) -> str | None:
-    """Return the quoted schema of pgvector if the tables use it; None: their vectors are bytes."""
-    row = connection.execute(_COLUMN_TYPE).fetchone()
-    return str(row[0]) if row is not None and row[1] == _EXTENSION else None
 
 
 def _extension(connection: Connection) -> str | None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.memory.lasting import LastingMemory, StoredEntry
-from ensemble_ray.memory.store import check_reflection, check_reflection_key
+from ensemble_ray.memory.lasting import LastingMemory, LastingReflectionStore, MemoryTables, StoredEntry
 from ensemble_ray.ports import EmbeddingModel
-from ensemble_ray.process.forks import abandon, new_lock, new_rlock, no_fork, track, was_quiet
+from ensemble_ray.process.forks import abandon, new_rlock, no_fork, track, was_quiet
 from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry, TaskReflection
 from ensemble_ray.values.trace import jsonable
@@ -86,7 +85,7 @@ class SqliteMemory(LastingMemory):
         return f"SqliteMemory({str(self.path)!r})"
 
 
-class SqliteReflectionStore:
+class SqliteReflectionStore(LastingReflectionStore):
     """Reflections in one file, which several processes may share. Fulfils `ReflectionStore`.
 
     The file may be the file of a `SqliteMemory`.
@@ -99,72 +98,25 @@ class SqliteReflectionStore:
     def __init__(self, path: str | Path) -> None:
         """Set the path. The file is created on first use."""
         self._file = MemoryFile(Path(path).expanduser().absolute())
-        self._lock = new_lock()
-        self._has_table = False
+        super().__init__(self._file)
 
     @property
     def path(self) -> Path:
         """The file."""
         return self._file.path
 
-    def store(self, key: str, reflection: TaskReflection) -> None:
-        """Store a reflection and replace an earlier one of that key.
-
-        Raises:
-            ValidationError: The key is blank, or the value is not a `TaskReflection`.
-            EnsembleError: The file is not a memory file.
-        """
-        key = check_reflection_key(key)
-        check_reflection(reflection)
-        self._make_table()
-        with self._file.changing() as connection:
-            connection.execute(
-                "insert into reflections (key, run_count, body) values (?, ?, ?) "
-                "on conflict (key) do update set run_count = excluded.run_count, body = excluded.body",
-                (key, reflection.run_count, json.dumps(reflection.to_data())),
-            )
-
-    def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key, or None.
-
-        Raises:
-            ValidationError: The key is blank.
-            EnsembleError: The file is not a memory file.
-        """
-        key = check_reflection_key(key)
-        self._make_table()
-        with self._file.reading() as connection:
-            row = connection.execute("select body from reflections where key = ?", (key,)).fetchone()
-        return None if row is None else TaskReflection(**json.loads(row[0]))
-
-    def reflections(self) -> Mapping[str, TaskReflection]:
-        """Return all reflections by key."""
-        self._make_table()
-        with self._file.reading() as connection:
-            rows = connection.execute("select key, body from reflections order by key").fetchall()
-        return {str(key): TaskReflection(**json.loads(body)) for key, body in rows}
-
-    def remove(self, key: str) -> None:
-        """Delete the reflection of a key and overwrite its content."""
-        self._make_table()
-        with self._file.changing() as connection:
-            connection.execute("delete from reflections where key = ?", (check_reflection_key(key),))
-        self._file.erase_traces()
-
-    def close(self) -> None:
-        """Close the file. The next operation opens it again."""
-        self._file.close()
-
     def _make_table(self) -> None:
-        with self._lock:
-            if self._has_table:
-                return
-            try:
-                with self._file.changing() as connection:
-                    connection.execute(_REFLECTIONS)
-            except sqlite3.DatabaseError as error:
-                raise EnsembleError(f"{self.path} cannot keep reflections: {error}") from error
-            self._has_table = True
+        try:
+            self._file.change(_REFLECTIONS)
+        except sqlite3.DatabaseError as error:
+            raise EnsembleError(f"{self.path} cannot keep reflections: {error}") from error
+
+    def _put(self, key: str, reflection: TaskReflection) -> None:
+        self._file.change(
+            "insert into reflections (key, run_count, body) values (?, ?, ?) "
+            "on conflict (key) do update set run_count = excluded.run_count, body = excluded.body",
+            *(key, reflection.run_count, json.dumps(reflection.to_data())),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (SqliteReflectionStore, (str(self.path),))
@@ -173,30 +125,28 @@ class SqliteReflectionStore:
         return f"SqliteReflectionStore({str(self.path)!r})"
 
 
-class MemoryFile:
-    """The tables of one file, with one connection per process. Fulfils `MemoryTables`."""
+class MemoryFile(MemoryTables):
+    """The tables of one file, with one connection per process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.location = str(path)
         self._lock = new_rlock()
         self._connection: sqlite3.Connection | None = None
         track(self)
 
-    @property
-    def location(self) -> str:
-        return str(self.path)
-
     @contextmanager
-    def reading(self) -> Generator[sqlite3.Connection]:
+    def _using(self) -> Generator[sqlite3.Connection]:
         """Yield the connection, to one thread at a time."""
         with self._lock, no_fork():
-            yield self._connect()
+            if self._connection is None:
+                self._connection = self._open()
+            yield self._connection
 
     @contextmanager
-    def changing(self) -> Generator[sqlite3.Connection]:
+    def _changing(self) -> Generator[sqlite3.Connection]:
         """Yield the connection in a transaction, which an error rolls back."""
-        with self._lock, no_fork():
-            connection = self._connect()
+        with self._using() as connection:
             connection.execute("begin immediate")
             try:
                 yield connection
@@ -204,6 +154,14 @@ class MemoryFile:
                 connection.execute("rollback")
                 raise
             connection.execute("commit")
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._using() as connection:
+            return connection.execute(query, values).fetchall()
+
+    def change(self, query: str, *values: object) -> None:
+        with self._changing() as connection:
+            connection.execute(query, values)
 
     def close(self) -> None:
         with self._lock, no_fork():
@@ -219,37 +177,27 @@ class MemoryFile:
             abandon(self._connection)
             self._connection = None
 
-    # Entries.
+    def erase_traces(self) -> None:
+        """Truncate the write-ahead log, which still contains deleted data. If there are readers, the last one does it."""
+        with suppress(sqlite3.OperationalError), self._using() as connection, closing(connection.cursor()) as cursor:
+            cursor.execute("pragma wal_checkpoint(truncate)")
 
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
-        with self.changing() as connection:
+        with self._changing() as connection:
             if entry.entry_id:
                 taking = connection.execute("insert or ignore into taken values (?, ?)", (scope, entry.entry_id))
                 if not taking.rowcount:
                     return
             _insert(connection, scope, entry, vector)
 
-    def newest(self, scope: str, most: int) -> list[MemoryEntry]:
-        query = f"select {_COLUMNS} from entries where scope = ? order by id desc limit ?"  # noqa: S608  names of ours
-        with self.reading() as connection:
-            rows = connection.execute(query, (scope, most)).fetchall()
-        return [_to_stored(row).entry for row in reversed(rows)]
-
-    def entries(self, scope: str) -> list[StoredEntry]:
-        query = f"select {_COLUMNS} from entries where scope = ? order by id"  # noqa: S608  names of ours
-        with self.reading() as connection:
-            return [_to_stored(row) for row in connection.execute(query, (scope,))]
-
-    def entries_of(self, rows: Sequence[int]) -> list[MemoryEntry]:
-        marks = ", ".join("?" * len(rows))
-        query = f"select {_COLUMNS} from entries where id in ({marks})"  # noqa: S608  question marks alone
-        with self.reading() as connection:
-            found = {stored.row: stored.entry for stored in map(_to_stored, connection.execute(query, list(rows)))}
-        return [found[row] for row in rows if row in found]
+    def select(self, condition: str, *values: object) -> list[StoredEntry]:
+        query = f"select {_COLUMNS} from entries where {condition}"  # noqa: S608  texts of ours
+        return [_to_stored(row) for row in self.rows(query, *values)]
 
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
-        with self.changing() as connection:
-            if new and not _has_all(connection, old):
+        with self._changing() as connection:
+            count = "select count(*) from entries where id in (select value from json_each(?))"
+            if new and connection.execute(count, (json.dumps(old),)).fetchone()[0] != len(old):
                 return False
             connection.executemany("delete from entries where id = ?", [(row,) for row in old])
             for entry, vector in new:
@@ -259,86 +207,14 @@ class MemoryFile:
         return True
 
     def clear(self, scope: str) -> None:
-        with self.changing() as connection:
+        with self._changing() as connection:
             connection.execute("delete from entries where scope = ?", (scope,))
             connection.execute("delete from taken where scope = ?", (scope,))
         self.erase_traces()
 
-    def scopes(self) -> Mapping[str, int]:
-        with self.reading() as connection:
-            rows = connection.execute("select scope, count(*) from entries group by scope order by scope").fetchall()
-        return {cast("str", scope): cast("int", count) for scope, count in rows}
-
-    # Vectors.
-
-    def nearest(self, scope: str, vector: bytes, most: int) -> None:
-        pass  # SQLite has no vector search
-
-    def extent(self, scope: str) -> tuple[int, int]:
-        query = "select count(*), coalesce(max(id), 0) from entries where scope = ? and vector is not null"
-        with self.reading() as connection:
-            count, newest = connection.execute(query, (scope,)).fetchone()
-        return int(count), int(newest)
-
-    def vectors(self, scope: str, after: int) -> list[tuple[int, bytes]]:
-        query = "select id, vector from entries where scope = ? and id > ? and vector is not null order by id"
-        with self.reading() as connection:
-            return connection.execute(query, (scope, after)).fetchall()
-
-    def without_vector(self, scope: str) -> list[StoredEntry]:
-        query = f"select {_COLUMNS} from entries where scope = ? and vector is null order by id"  # noqa: S608  names of ours
-        with self.reading() as connection:
-            return [_to_stored(row) for row in connection.execute(query, (scope,))]
-
     def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
-        with self.changing() as connection:
+        with self._changing() as connection:
             connection.executemany("update entries set vector = ? where id = ? and vector is null", vectors)
-
-    def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
-        with self.changing() as connection:
-            connection.execute("insert or ignore into embedding values (1, ?, ?)", (model, dimensions))
-            found: tuple[str, int] = connection.execute("select model, dimensions from embedding").fetchone()
-        return found
-
-    def embedding_model(self) -> tuple[str, int] | None:
-        with self.reading() as connection:
-            found: tuple[str, int] | None = connection.execute("select model, dimensions from embedding").fetchone()
-        return found
-
-    # Facts about entities.
-
-    def put_fact(self, name: str, fact: str) -> None:
-        with self.changing() as connection:
-            connection.execute(
-                "insert into entities (name, fact) values (?, ?) on conflict (name) do update set fact = excluded.fact",
-                (name, fact),
-            )
-
-    def fact(self, name: str) -> str | None:
-        with self.reading() as connection:
-            row = connection.execute("select fact from entities where name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def facts(self) -> dict[str, str]:
-        with self.reading() as connection:
-            rows = connection.execute("select name, fact from entities order by id").fetchall()
-        return {str(name): str(fact) for name, fact in rows}
-
-    def has_facts(self) -> bool:
-        with self.reading() as connection:
-            return connection.execute("select 1 from entities limit 1").fetchone() is not None
-
-    def remove_fact(self, name: str) -> None:
-        with self.changing() as connection:
-            connection.execute("delete from entities where name = ?", (name,))
-        self.erase_traces()
-
-    # The file.
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = self._open()
-        return self._connection
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -357,11 +233,6 @@ class MemoryFile:
             raise EnsembleError(f"{self.path} cannot be used as a memory file: {error}") from error
         return connection
 
-    def erase_traces(self) -> None:
-        """Truncate the write-ahead log, which still contains deleted data. If there are readers, the last one does it."""
-        with suppress(sqlite3.OperationalError), self.reading() as connection, closing(connection.cursor()) as cursor:
-            cursor.execute("pragma wal_checkpoint(truncate)")
-
 
 def _check_database(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a foreign database, or one of a later version, before any change."""
@@ -373,13 +244,6 @@ def _check_database(connection: sqlite3.Connection, path: Path) -> None:
     if version > _VERSION:
         connection.close()
         raise EnsembleError(f"{path} was written by a later version of ensemble_ray: it cannot be read here")
-
-
-def _has_all(connection: sqlite3.Connection, rows: Sequence[int]) -> bool:
-    found = connection.execute(
-        "select count(*) from entries where id in (select value from json_each(?))", (json.dumps(rows),)
-    )
-    return bool(found.fetchone()[0] == len(rows))
 
 
 def _insert(connection: sqlite3.Connection, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, cast
 from pydantic import SkipValidation, Strict, model_validator
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.memory.embeddings import SCOPE, check_parts, entry_of, metadata_of
+from ensemble_ray.memory.embeddings import SCOPE, check_methods, check_parts, entry_of, metadata_of
 from ensemble_ray.ports import EmbeddingModel, EmbeddingStore, EntityMemory, LongTermMemory
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.values.memory import EmbeddingMatch, EvictionPolicy, MemoryEntry, TaskReflection
@@ -60,11 +60,7 @@ class InMemoryEntityMemory(NotPicklable):
 
 
 def check_fact(name: str | None, fact: str | None) -> str:
-    """Return the stripped name.
-
-    Raises:
-        ValidationError: The name is blank, or the fact is None (S-MEM-41).
-    """
+    """Return the stripped name; a blank name or no fact raises `ValidationError` (S-MEM-41)."""
     if name is None or not name.strip():
         raise ValidationError("entity_name must not be None or blank")
     if fact is None:
@@ -222,7 +218,6 @@ class EmbeddingMemoryStore(MemoryStore):
 
     @property
     def embedding_model(self) -> EmbeddingModel:
-        """Model of the vectors."""
         return self._model
 
     def store(self, scope: str, entry: MemoryEntry) -> None:
@@ -253,25 +248,21 @@ class EmbeddingMemoryStore(MemoryStore):
 
 
 def check_scope(scope: str | None) -> None:
-    """Raise a `ValidationError` if the scope is blank (S-MEM-62)."""
     if scope is None or not scope.strip():
         raise ValidationError("scope must not be None or blank")
 
 
 def check_entry(entry: MemoryEntry | None) -> None:
-
     if entry is None:
         raise ValidationError("entry must not be None")
 
 
 def check_policy(policy: EvictionPolicy | None) -> None:
-
     if policy is None:
         raise ValidationError("policy must not be None")
 
 
 def check_retrieval(scope: str | None, max_results: int) -> None:
-    """Raise a `ValidationError` if the scope is blank, or `max_results` is not positive (S-MEM-62)."""
     check_scope(scope)
     if max_results <= 0:
         raise ValidationError(f"max_results must be > 0, got: {max_results}")
@@ -310,14 +301,12 @@ class InMemoryReflectionStore(NotPicklable):
 
 
 def check_reflection_key(key: str | None) -> str:
-    """Return the key; raise a `ValidationError` if it is blank."""
     if key is None or not key.strip():
         raise ValidationError("reflection key must not be None or blank")
     return key
 
 
 def check_reflection(reflection: object) -> None:
-
     if not isinstance(reflection, TaskReflection):
         raise ValidationError(f"reflection must be a TaskReflection, got: {type(reflection).__name__}")
 
@@ -328,9 +317,6 @@ if TYPE_CHECKING:
     _Extractor: TypeAlias = Callable[[TaskOutput], str | None] | None
 else:
     _Extractor = Annotated[Any, SkipValidation]
-
-
-_LONG_TERM, _ENTITIES = ("store", "retrieve"), ("put", "get", "get_all", "is_empty")
 
 
 class EnsembleMemory(Value):
@@ -361,31 +347,17 @@ class EnsembleMemory(Value):
             raise ValidationError(
                 "EnsembleMemory must have at least one memory type enabled: short_term=true, long_term, or entity_memory"
             )
-        if long_term is not None:
-            _check_long_term(long_term, arguments.get("long_term_max_results"))
-        _check_shape("entity_memory", entities, _ENTITIES)
+        if hasattr(long_term, "search") and not hasattr(long_term, "retrieve"):
+            raise ValidationError(
+                f"EnsembleMemory long_term must be a long-term memory, got the embedding store {type(long_term).__name__}, "
+                "which needs a model: EmbeddingStoreLongTermMemory(embedding_store=..., embedding_model=...)"
+            )
+        check_methods(long_term, ("store", "retrieve"), "EnsembleMemory long_term")
+        most = arguments.get("long_term_max_results")
+        if long_term is not None and isinstance(most, int) and most <= 0:
+            raise ValidationError(f"EnsembleMemory long_term_max_results must be > 0, got: {most}")
+        check_methods(entities, ("put", "get", "get_all", "is_empty"), "EnsembleMemory entity_memory")
         extractor = arguments.get("extractor")
         if extractor is not None and not callable(extractor):
             raise ValidationError(f"EnsembleMemory extractor must be callable, got: {type(extractor).__name__}")
         return arguments
-
-
-def _check_long_term(memory: object, most: object) -> None:
-    if hasattr(memory, "search") and not hasattr(memory, "retrieve"):
-        raise ValidationError(
-            f"EnsembleMemory long_term must be a long-term memory, got the embedding store {type(memory).__name__}, which "
-            "needs a model: EmbeddingStoreLongTermMemory(embedding_store=..., embedding_model=...)"
-        )
-    _check_shape("long_term", memory, _LONG_TERM)
-    if isinstance(most, int) and most <= 0:
-        raise ValidationError(f"EnsembleMemory long_term_max_results must be > 0, got: {most}")
-
-
-def _check_shape(field: str, memory: object, methods: tuple[str, ...]) -> None:
-    if memory is None:
-        return
-    missing = [name for name in methods if not callable(getattr(memory, name, None))]
-    if missing:
-        raise ValidationError(
-            f"EnsembleMemory {field} ({type(memory).__name__}) has no method {' and no method '.join(map(repr, missing))}"
-        )

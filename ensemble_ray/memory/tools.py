@@ -57,7 +57,6 @@ class HeldObject:
 
     @property
     def is_here(self) -> bool:
-        """Whether the object is in this process."""
         return self._process_id == os.getpid()
 
     @property
@@ -66,11 +65,7 @@ class HeldObject:
         return self._thing if self.is_here else None
 
     async def call(self, method: str, *arguments: object) -> object:
-        """Call a method of the object in its process. Errors are raised here.
-
-        Raises:
-            IllegalStateError: Its process cannot be reached.
-        """
+        """Call a method of the object in its process. Errors are raised here; `IllegalStateError` without a way to it."""
         if self.is_here:
             return await call_user(
                 cast("Callable[..., object | Awaitable[object]]", getattr(self._thing, method)), *arguments
@@ -108,11 +103,7 @@ def has_held_objects() -> bool:
 
 
 async def answer_held(payload: Mapping[str, object]) -> object:
-    """Call a method of a held object for another process.
-
-    Raises:
-        IllegalStateError: The object is gone, or the method is not permitted.
-    """
+    """Call a method of a held object for another process; `IllegalStateError` if it is gone or may not be called."""
     found, method = _held.get(str(payload["id"])), str(payload["method"])
     if found is None or not found.is_here or method not in _METHODS:
         raise IllegalStateError(
@@ -245,11 +236,7 @@ class LocalRunMemory:
             raise
 
     async def reset(self, reset: ScopeReset) -> None:
-        """Clear scopes, or drop their older entries, before an iteration of a loop.
-
-        Raises:
-            NotImplementedError: The store cannot clear a scope (S-LOOP-92).
-        """
+        """Clear scopes, or drop their older entries, before an iteration of a loop (S-LOOP-92)."""
         store = self._store
         if store is None:
             return
@@ -317,7 +304,6 @@ class LocalRunMemory:
         return RememberedNote(taken_by=tuple(taken), embedding_tokens=meter.tokens)
 
     async def _store_long_term(self, memory: EnsembleMemory, note: MemoryNote) -> bool:
-        """Return whether there was a text to store (S-MEM-6)."""
         if memory.long_term is None:
             return False
         content: str | None = note.output.raw

@@ -196,7 +196,14 @@ def build_user_prompt(
         directives: Directives of people to the running run.
     """
     if memory is None or memory.short_term is None:
-        warn_of_long_outputs(context_outputs)
+        for output in context_outputs:
+            if len(output.raw) > LONG_OUTPUT:  # fills a large part of a model's window; it is not cut (S-TPL-34)
+                _log.warning(
+                    "Context output of task '%s' is %d characters long (threshold %d); it is passed on uncut",
+                    output.task_description[:_SHOWN],
+                    len(output.raw),
+                    LONG_OUTPUT,
+                )
     prompt = render_parts(user_prompt_parts(task, context_outputs, memory, notes, directives))
     _log.debug("User prompt built: %d characters", len(prompt))
     return prompt
@@ -209,16 +216,30 @@ def user_prompt_parts(
     notes: TaskReflection | None = None,
     directives: Sequence[str] = (),
 ) -> list[PromptPart]:
-    """Return the parts of `build_user_prompt`: sections that a context budget may cut, and fixed text."""
+    """Return the parts of `build_user_prompt`: sections that a context budget may cut, and fixed text.
+
+    Sections without pieces are omitted.
+    """
     short_term = None if memory is None else memory.short_term
     sections = [*scope_sections(memory)]
-    if short_term is not None:
-        sections.append(short_term_section(short_term))
+    if short_term is not None:  # earlier outputs of this run, in the form of a context section (S-MEM-21, S-TPL-35)
+        sections.append(
+            Section(
+                kind=SectionKind.SHORT_TERM,
+                heading="## Short-Term Memory (Current Run)\n"
+                "Tasks of this run gave the results below. Use what helps you with your task.",
+                pieces=tuple(entry_piece(*entry) for entry in short_term),
+                first_to_go="first",
+            )
+        )
     elif context_outputs:
         sections.append(context_part(context_outputs))
     sections += memory_sections(memory)
     if notes is not None:
-        sections.append(improvement_section(notes))
+        # Improvement notes from earlier runs (S-REFL-8).
+        kind = SectionKind.IMPROVEMENT_NOTES
+        pieces = (Piece(label=kind.value, text="\n".join(_notes(notes))),)
+        sections.append(Section(kind=kind, heading=_NOTES_HEADING, pieces=pieces, first_to_go="first"))
     return [*[section for section in sections if section.pieces], *fixed_parts(task, directives)]
 
 
@@ -263,18 +284,6 @@ def entry_piece(role: str, description: str, text: str) -> Piece:
     return Piece(label=role, before=f"\n\n---\n### {role}: {description}\n", text=text, after="\n---")
 
 
-def warn_of_long_outputs(outputs: Sequence[TaskOutput]) -> None:
-    """Log a warning for each output that fills a large part of a model's window; it is not cut (S-TPL-34)."""
-    for output in outputs:
-        if len(output.raw) > LONG_OUTPUT:
-            _log.warning(
-                "Context output of task '%s' is %d characters long (threshold %d); it is passed on uncut",
-                output.task_description[:_SHOWN],
-                len(output.raw),
-                LONG_OUTPUT,
-            )
-
-
 def scope_sections(memory: RecalledMemory | None) -> list[Section]:
     """Return a section for each scope that has entries (S-MEM-73)."""
     return [] if memory is None else [_scope_section(*each) for each in memory.scopes]
@@ -298,23 +307,6 @@ def memory_sections(memory: RecalledMemory | None) -> list[Section]:
             first_to_go="longest",
         ),
     ]
-
-
-def short_term_section(entries: Sequence[tuple[str, str, str]]) -> Section:
-    """Return the section of earlier outputs of this run, in the form of a context section (S-MEM-21, S-TPL-35)."""
-    return Section(
-        kind=SectionKind.SHORT_TERM,
-        heading="## Short-Term Memory (Current Run)\n"
-        "Tasks of this run gave the results below. Use what helps you with your task.",
-        pieces=tuple(entry_piece(*entry) for entry in entries),
-        first_to_go="first",
-    )
-
-
-def improvement_section(reflection: TaskReflection) -> Section:
-    """Return the section of improvement notes from earlier runs (S-REFL-8)."""
-    notes = Piece(label=SectionKind.IMPROVEMENT_NOTES.value, text="\n".join(_notes(reflection)))
-    return Section(kind=SectionKind.IMPROVEMENT_NOTES, heading=_NOTES_HEADING, pieces=(notes,), first_to_go="first")
 
 
 def build_reflection_request(task: Task, output: str, prior: TaskReflection | None) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.agent.recorded_model import effect_of
+from ensemble_ray.execute.agent.attempts import effect_of
 from ensemble_ray.execute.delegation.decisions import EXPECTED_OUTPUT
 from ensemble_ray.execute.effects import (
     CallOutcome,

@@ -11,7 +11,7 @@ from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.execute.agent.recorded_model import RecordedModel
+from ensemble_ray.execute.agent.attempts import RecordedModel
 from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact

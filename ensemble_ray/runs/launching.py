@@ -21,8 +21,8 @@ from ensemble_ray.events.delivery import Delivery, EventLog, EventStream, listen
 from ensemble_ray.events.telemetry.active import caller_here, tracers_here
 from ensemble_ray.execute.agent.context_window import check_context_budget
 from ensemble_ray.execute.callables import callable_name
+from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext, RunModels
-from ensemble_ray.execute.reflection import LocalRunReflections
 from ensemble_ray.execute.review.console import ConsoleReviewHandler
 from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded

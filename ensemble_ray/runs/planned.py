@@ -13,7 +13,7 @@ from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, ValidationError, message_of
 from ensemble_ray.events import TaskFailedEvent, TaskStartEvent
-from ensemble_ray.execute.agent.recorded_model import RecordedModel
+from ensemble_ray.execute.agent.attempts import RecordedModel
 from ensemble_ray.execute.orders import RunContext, RunOutcome
 from ensemble_ray.execute.scope import describe_exhaustion, spending_here
 from ensemble_ray.facts.fact import Fact

@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.events import Event
+from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskResult
-from ensemble_ray.execute.reflection import LocalRunReflections
 from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded

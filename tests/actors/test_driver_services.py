@@ -29,8 +29,8 @@ from ensemble_ray.actors.driver.driver_connection import DriverConnection, drive
 from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, RemoteMemoryResets, remote_memory, remote_reflections
 from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.worker.task_host import RemoteDriverServices, ReportedToolMetrics
+from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reflection import LocalRunReflections
 from ensemble_ray.memory.tools import LocalRunMemory
 from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.process.forks import threads

@@ -28,7 +28,7 @@ from ensemble_ray import (
     fork,
     resume,
 )
-from ensemble_ray.execute.reflection import reflection_key
+from ensemble_ray.execute.memory import reflection_key
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.forks import run_blocking

@@ -26,7 +26,7 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.definition.validation import with_task_model
-from ensemble_ray.execute.reflection import reflection_key
+from ensemble_ray.execute.memory import reflection_key
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, task
 

@@ -275,14 +275,14 @@ def _open_memory(path: str | None, url: str | None) -> MemoryTables:
         raise ValidationError("Name one of --file and --store")
     named = path or url or os.environ.get(_VARIABLE, "").strip() or _DEFAULT
     if url or (not path and named.startswith(_SCHEMES)):
-        from ensemble_ray.memory.postgres import MemoryDatabase, PostgresTables
+        from ensemble_ray.memory.postgres import MemoryDatabase
 
         database = MemoryDatabase(named)
         if not database.is_made():
             raise ValidationError(
                 f"There is no memory in {database.location}. Name the database of your PostgresMemory: --store URL"
             )
-        return PostgresTables(database)
+        return database
     from ensemble_ray.memory.sqlite import MemoryFile  # the help does not need it
 
     found = Path(named).expanduser().absolute()

@@ -89,7 +89,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
 
 def check_keys_here(definition: Runnable, runtime: str | None) -> None:
     """Check that models have API keys if this machine calls them. On a cluster, its processes have the keys."""
-    from ensemble_ray.definition.model_keys import check_model_keys
+    from ensemble_ray.definition.validation import check_model_keys
     from ensemble_ray.teamfile import find_planned_form
 
     if _asks_from_here(runtime):
@@ -97,7 +97,7 @@ def check_keys_here(definition: Runnable, runtime: str | None) -> None:
 
 
 def check_team_keys_here(teams: Mapping[str, Runnable], runtime: str | None) -> None:
-    from ensemble_ray.definition.model_keys import check_team_keys
+    from ensemble_ray.definition.validation import check_team_keys
     from ensemble_ray.teamfile import find_planned_form
 
     if _asks_from_here(runtime):

@@ -36,7 +36,13 @@ def answer_schema(output_type: Hashable) -> JsonSchema | None:
     name = output_type.__name__ if isinstance(output_type, type) else str(output_type)
     name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
     try:
-        root = _root(adapter_of(output_type).json_schema(schema_generator=_Generator))
+        generated = adapter_of(output_type).json_schema(schema_generator=_Generator)
+        definitions = {name: _form(node) for name, node in generated.get("$defs", {}).items()}
+        root = _form(generated)
+        if "$ref" in root:  # a recursive type; endpoints do not accept a reference as root
+            root = dict(definitions[str(root["$ref"]).rpartition("/")[2]])
+        if definitions:
+            root["$defs"] = definitions
     except Exception as error:  # noqa: BLE001  a type's own hooks may raise anything; the prompt describes the type, too
         _log.debug("No JSON schema for %s: %s", name, error)
         return None
@@ -58,16 +64,6 @@ class _Generator(GenerateJsonSchema):
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         """Do not warn about defaults, which the schema leaves out."""
-
-
-def _root(generated: Node) -> dict[str, Any]:
-    """Return the whole schema. The root of a recursive type is a reference, which endpoints do not accept."""
-    definitions = {name: _form(node) for name, node in generated.get("$defs", {}).items()}
-    root = _form(generated)
-    reference: object = root.get("$ref")
-    if isinstance(reference, str):
-        root = dict(definitions[reference.rpartition("/")[2]])
-    return {**root, "$defs": definitions} if definitions else root
 
 
 def _form(node: Node) -> dict[str, Any]:

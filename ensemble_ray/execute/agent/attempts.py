@@ -1,8 +1,9 @@
-"""Attempts at one answer of a model: retries after provider failures, and repeats of incomplete answers."""
+"""Attempts at one answer of a model: retries after provider failures, repeats of incomplete answers, and the facts of answers."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,13 +13,24 @@ from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
 from ensemble_ray.execute.effects import ModelEffect
-from ensemble_ray.execute.scope import TaskScope
+from ensemble_ray.execute.scope import Spending, TaskScope
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
 from ensemble_ray.llm.limits.endpoints import EndpointCall
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
 from ensemble_ray.process.forks import call_user
-from ensemble_ray.values.messages import STREAM_CUT, ChatMessage, ChatResponse, TokenUsage, ToolSpec, whole_response
+from ensemble_ray.values.ids import uuid_of
+from ensemble_ray.values.messages import (
+    STREAM_CUT,
+    ChatMessage,
+    ChatResponse,
+    TokenUsage,
+    ToolSpec,
+    unusual_finish_reason,
+    whole_response,
+)
 from ensemble_ray.values.metrics import add_tokens
 
 _log = bounded_logger(__name__)
@@ -54,27 +66,25 @@ class Attempts:
         endpoint's circuit breaker is open longer than the policy waits, `CircuitOpenError` is raised.
         """
         self.failed = []
-        spending, request, send = self._scope.ports.spending, None, attempt
-        if spending is not None:
-            request = spending.request(self._template, self._model, messages, tools)
+        ports, request, send = self._scope.ports, None, attempt
+        if ports.spending is not None:
+            request = ports.spending.request(self._template, self._model, messages, tools)
             send = partial(request.send, attempt)
-        response = await self._send(send, has_begun)
-        self.estimated = None if request is None else request.estimated
-        return response
-
-    async def _send(self, send: Callable[[], Awaitable[ChatResponse]], has_begun: Callable[[], bool]) -> ChatResponse:
-        self._scope.effects.attempts = 0
         if self._policy is None:
             self._scope.effects.attempts = 1
-            return await send()
-        # A model without an endpoint id shares no breaker with others.
-        endpoint: object = getattr(self._model, "endpoint_id", "")
-        call = self._scope.ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
-        try:
-            return await self._repeat(self._policy, call, send, has_begun)
-        finally:
-            if call is not None:
-                call.end()
+            response = await send()
+        else:
+            self._scope.effects.attempts = 0
+            # A model without an endpoint id shares no breaker with others.
+            endpoint: object = getattr(self._model, "endpoint_id", "")
+            call = ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
+            try:
+                response = await self._repeat(self._policy, call, send, has_begun)
+            finally:
+                if call is not None:
+                    call.end()
+        self.estimated = None if request is None else request.estimated
+        return response
 
     async def _repeat(
         self,
@@ -103,7 +113,17 @@ class Attempts:
                     delay_s = None if fault is None or has_begun() else self._delay(policy, fault, left_s)
                     if fault is None or delay_s is None:
                         raise
-                    self._note_retry(policy, fault, delay_s)
+                    self.failed.append(_describe(fault))
+                    self._scope.effects.retry_count += 1
+                    _log.warning(
+                        "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
+                        self._scope.order.key,
+                        len(self.failed),
+                        policy.max_attempts,
+                        getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
+                        delay_s,
+                        self.failed[-1],
+                    )
                     last = error
                 else:
                     if call is not None:
@@ -129,28 +149,29 @@ class Attempts:
             )
         return delay_s if delay_s <= left_s else None
 
-    def _note_retry(self, policy: RetryPolicy, fault: ProviderFault, delay_s: float) -> None:
-        """Count and log a retry (S-DUR-66)."""
-        self.failed.append(_describe(fault))
-        self._scope.effects.retry_count += 1
-        _log.warning(
-            "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
-            self._scope.order.key,
-            len(self.failed),
-            policy.max_attempts,
-            getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
-            delay_s,
-            _describe(fault),
-        )
+
+async def chat(model: ChatModel, messages: Sequence[ChatMessage]) -> ChatResponse:
+    """Call a model once without tools, and check its answer."""
+    return checked_response(await call_user(model.chat, list(messages)))  # the model may keep the list
 
 
-async def chat(
-    model: ChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = (), *, keep_reasoning: bool = False
-) -> ChatResponse:
-    """Call a model once, and check its answer."""
-    offered = (tuple(tools),) if tools else ()
-    response: object = await call_user(model.chat, list(messages), *offered)  # the model may keep the list
-    return checked_response(response, keep_reasoning=keep_reasoning)
+async def ask_once(
+    scope: TaskScope, model: ChatModel, messages: Sequence[ChatMessage], name: str, *, template: str | None = None
+) -> tuple[ChatResponse, Attempts, float]:
+    """Call a model outside the agent loop. Return the answer, its attempts, and the start of the successful one.
+
+    `name` is the name of the effect, and `template` the kind of agent for the run's budget.
+    """
+    started_at, key = 0.0, uuid_of(f"{scope.order.run_id}/{name}")
+
+    async def attempt() -> ChatResponse:
+        nonlocal started_at
+        started_at = scope.ports.clock.now()
+        with use_effect_key(key):
+            return await chat(model, messages)
+
+    attempts = Attempts(scope, model, template=template)
+    return await attempts.answer(attempt, messages), attempts, started_at
 
 
 def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatResponse:
@@ -193,13 +214,11 @@ _CAUSES = (
 
 
 def incomplete_text(role: str, reason: str) -> str:
-    """Return the problem of an incomplete answer, with advice."""
     problem, advice = _explain(reason)
     return f"Agent '{brief(role)}': {problem}. {advice}"
 
 
 def repeat_text(role: str, reason: str, repeat: int) -> str:
-    """Return the log line of a repeated request."""
     return f"Agent '{brief(role)}': {_explain(reason)[0]}; asked again ({repeat} of {MOST_REPEATS})"
 
 
@@ -227,7 +246,6 @@ def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelE
 
 
 def _explain(reason: str) -> tuple[str, str]:
-    """Return the problem of an incomplete answer, and advice."""
     if reason == "empty":
         advice = "Reword the task, raise max_tokens of its model, or ask another model."
         return "the model's answer is empty", advice
@@ -239,3 +257,100 @@ def _explain(reason: str) -> tuple[str, str]:
             return f"{problem} (finish_reason '{reason}')", advice
     advice = "The provider's documentation explains the reason. Set on_incomplete='retry' to ask again."
     return f"the model stopped for an unknown reason (finish_reason '{reason}')", advice
+
+
+# Answers in the record.
+
+
+def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
+    response = effect.response
+    usage = response.usage or TokenUsage()
+    return ModelAnswered(
+        request_digest=request_digest,
+        started_at=effect.started_at,
+        latency_s=effect.latency_s,
+        text=response.text,
+        tool_calls=tuple(response.tool_calls),
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning=response.reasoning,
+        reasoning_tokens=usage.reasoning_tokens,
+        finish_reason=unusual_finish_reason(response),
+        provider_fields=response.provider_fields,
+        estimated_tokens=effect.estimated or (),
+        retries=effect.retries,
+        attempts_failed=effect.attempts_failed,
+        waited_s=effect.waited_s,
+    )
+
+
+def effect_of(answer: ModelAnswered) -> ModelEffect:
+    response = ChatResponse(
+        text=answer.text,
+        tool_calls=answer.tool_calls,
+        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens), int(answer.reasoning_tokens)),
+        finish_reason=answer.finish_reason,
+        reasoning=answer.reasoning,
+        provider_fields=answer.provider_fields,
+    )
+    return ModelEffect(
+        started_at=answer.started_at,
+        latency_s=answer.latency_s,
+        response=response,
+        is_final=True,
+        attempts_failed=answer.attempts_failed,
+        waited_s=answer.waited_s,
+    )
+
+
+class RecordedModel:
+    """Records the model calls outside of tasks, such as calls of an LLM-based synthesizer (S-SET-46)."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        run_id: str,
+        name: str,
+        store: Callable[[Fact], object],
+        *,
+        recorded: Sequence[Fact[ModelAnswered]] = (),
+        spending: Spending | None = None,
+    ) -> None:
+        """Wrap a model; `store` receives its facts. The `recorded` answers of a resumed run replace its first calls."""
+        self._model = model
+        self._run_id = run_id
+        self._name = name
+        self._store = store
+        self._recorded = iter(recorded)
+        self._spending = spending
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Return the next recorded answer, or call the model and record its answer."""
+        if (fact := next(self._recorded, None)) is not None:
+            return effect_of(require_usable(fact).data).response
+        started_at, wait = 0.0, PermitWait(time.time)
+
+        async def attempt() -> ChatResponse:
+            nonlocal started_at
+            started_at = time.time()
+            offered = (tools,) if tools else ()
+            with use_permit_wait(wait):
+                return whole_response(await call_user(self._model.chat, messages, *offered))
+
+        estimated: tuple[int, int] | None = None
+        if self._spending is None:
+            response = await attempt()
+        else:
+            request = self._spending.request("synthesis", self._model, messages, tools)
+            response = await request.send(attempt)
+            estimated = request.estimated
+        effect = ModelEffect(
+            started_at=started_at,
+            latency_s=time.time() - started_at,
+            response=response,
+            is_final=True,
+            waited_s=wait.waited_s,
+            estimated=estimated,
+        )
+        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
+        return response

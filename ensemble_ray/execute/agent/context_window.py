@@ -49,8 +49,6 @@ def check_context_budget(name: str, budget_tokens: int, characters: int) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedRequest:
-    """A conversation as it is sent."""
-
     messages: Sequence[ChatMessage]
     #: in the order of the request; empty: the conversation is complete
     cuts: tuple[SectionCut, ...] = ()

@@ -24,8 +24,7 @@ from ensemble_ray.execute.agent.react import (
 )
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.effects import ToolEffect, capture_messages
-from ensemble_ray.execute.memory import recall, recall_directives
-from ensemble_ray.execute.reflection import recall_notes
+from ensemble_ray.execute.memory import recall, recall_directives, recall_notes
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.context import bounded_logger
@@ -167,6 +166,7 @@ class AgentLoop:
 
     async def _loop(self, step: StepInstruction) -> str | None:
         machine, tools = self._machine, self._tools
+        gate = None if tools.delegations is None else tools.delegations.gate
         while True:
             match step:
                 case CallModel():
@@ -179,7 +179,7 @@ class AgentLoop:
                 case CallTools():
                     self._effects.tool_call_count = machine.tool_call_count
                     step = machine.handle(ToolsReturned(texts=await self._call_tools(step)))
-                case Finish() if (reminder := tools.reminder()) is not None:
+                case Finish() if gate is not None and (reminder := gate.reminder()) is not None:
                     _log.info("Agent '%s' wanted to finish and is reminded: %s", self._order.agent_role, reminder)
                     step = machine.remind(reminder)
                 case Finish():
@@ -198,8 +198,8 @@ class AgentLoop:
         for effect, text in await self._tools.run(step.allowed, step.turn):
             model.tools.append(effect)
             texts.append(text)
-        if step.allowed:
-            self._tools.turn_ended()  # may raise, so the trace must contain the calls before
+        if step.allowed and self._tools.delegations is not None:
+            self._tools.delegations.turn_ended()  # may raise, so the trace must contain the calls before
         limit = self._agent.max_iterations
         if step.stopped:
             _log.warning(

@@ -16,16 +16,17 @@ from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.events.telemetry.active import effect_span
 from ensemble_ray.execute.agent.attempts import (
     MOST_REPEATS,
     Attempts,
-    chat,
+    answer_of,
     checked_response,
+    effect_of,
     incomplete_text,
     join_answers,
     repeat_text,
 )
-from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
@@ -91,19 +92,58 @@ class ModelCalls:
         """Whether the latest answer is lost, and its text reports that."""
         return self._runner is not None and self._runner.is_lost
 
-    async def call(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int) -> ChatResponse:
-        """Call the model with the conversation. A failed call raises `AgentExecutionError` (S-ENG-50, S-ENG-57)."""
+    async def call(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int, *, is_streaming: bool = True
+    ) -> ChatResponse:
+        """Return the recorded answer to the conversation, or call the model and record its answer.
+
+        A failed call raises `AgentExecutionError` (S-ENG-50, S-ENG-57).
+        """
         self._turn = turn
-        self._announce_start(messages)
-        return await self._call(messages, tools, stream=self._stream)
+        order, name = self._order, effect_name(self._order.instance, turn)
+        self._scope.emit(
+            LlmIterationStartedEvent,
+            lambda: LlmIterationStartedEvent(
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration_index=turn,
+                messages=tuple(messages),
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+        request_digest = self._request_digest(messages)
+        recorded = self._scope.find_recorded(name, ModelAnswered)
+        if recorded is not None:
+            if (compare := self._scope.ports.compare) is not None:
+                compare(name, recorded, request_digest, messages)
+            effect = effect_of(recorded.data)
+            self._effects.retry_count += effect.retries
+            if self._runner is not None:
+                self._runner.recall(turn)
+        else:
+            await self._commit_last()
+            lost = None if self._runner is None else await self._runner.settle(turn)
+            effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
+            if lost is None and self._on_incomplete == "retry":
+                effect = await self._complete(effect, name, messages, tools)
+            # The next fact waits for this one: a tool's intent or result, or the task's output. Only a correction of
+            # structured output follows without one.
+            is_last = not effect.response.tool_calls and order.task.output_type is not None
+            self._is_queued = not is_last
+            until = Persistence.COMMITTED if is_last else Persistence.QUEUED
+            await self._scope.note(name, answer_of(request_digest, effect), until=until)
+            if self._runner is not None:
+                await self._runner.note_return(turn, effect)
+        effect.model, effect.provider = self._model_name, self._provider_name
+        self._effects.models.append(effect)
+        return effect.response
 
     async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
         """Request one correction of structured output: two messages, no tools, no streaming (S-OUT-31)."""
-        self._turn = turn
         messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
         self.reset_digest()
-        self._announce_start(messages)
-        response = await self._call(messages, (), stream=None)
+        response = await self.call(messages, (), turn, is_streaming=False)
         self.capture_answer((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
         self.accept()
         return response.text
@@ -158,63 +198,16 @@ class ModelCalls:
         reason = incomplete_reason(self._effects.models[-1].response) if self._effects.models else None
         return "" if reason in {None, "empty"} else incomplete_text(self._order.agent_role, str(reason))
 
-    def _announce_start(self, messages: Sequence[ChatMessage]) -> None:
-        order = self._order
-        self._scope.emit(
-            LlmIterationStartedEvent,
-            lambda: LlmIterationStartedEvent(
-                agent_role=order.agent_role,
-                task_description=order.task.description,
-                iteration_index=self._turn,
-                messages=tuple(messages),
-                run_id=order.run_id,
-                instance=order.instance,
-            ),
-        )
-
-    async def _call(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, stream: StreamingChatModel | None
-    ) -> ChatResponse:
-        """Return the recorded answer, or call the model and record its answer."""
-        name, turn = effect_name(self._order.instance, self._turn), self._turn
-        request_digest = self._request_digest(messages)
-        recorded = self._scope.find_recorded(name, ModelAnswered)
-        if recorded is not None:
-            if (compare := self._scope.ports.compare) is not None:
-                compare(name, recorded, request_digest, messages)
-            effect = effect_of(recorded.data)
-            self._effects.retry_count += effect.retries
-            if self._runner is not None:
-                self._runner.recall(turn)
-        else:
-            await self._commit_last()
-            lost = None if self._runner is None else await self._runner.settle(turn)
-            effect = lost or await self._call_until_complete(name, messages, tools, stream)
-            # The next fact waits for this one: a tool's intent or result, or the task's output. Only a correction of
-            # structured output follows without one.
-            is_last = not effect.response.tool_calls and self._order.task.output_type is not None
-            self._is_queued = not is_last
-            until = Persistence.COMMITTED if is_last else Persistence.QUEUED
-            await self._scope.note(name, answer_of(request_digest, effect), until=until)
-            if self._runner is not None:
-                await self._runner.note_return(turn, effect)
-        effect.model, effect.provider = self._model_name, self._provider_name
-        self._effects.models.append(effect)
-        return effect.response
-
     async def _commit_last(self) -> None:
         """Commit the last answer before the next request (S-DUR-2), if no fact of a tool call did."""
         if self._is_queued and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
             await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
         self._is_queued = False
 
-    async def _call_until_complete(
-        self, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], stream: StreamingChatModel | None
+    async def _complete(
+        self, effect: ModelEffect, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
     ) -> ModelEffect:
-        """Call the model, and again while its answer is incomplete and the policy is `retry` (S-ENG-38)."""
-        effect = await self._send(name, messages, tools, stream)
-        if self._on_incomplete != "retry":
-            return effect
+        """Call the model again while its answer is incomplete (S-ENG-38)."""
         for repeat in range(1, MOST_REPEATS + 1):
             reason = incomplete_reason(effect.response)
             if reason is None:
@@ -249,13 +242,17 @@ class ModelCalls:
                 await self._runner.begin(self._turn)
             started_at, wait = clock.now(), PermitWait(clock.now)
             # All attempts are one effect and have one key (S-DUR-27).
-            with use_effect_key(key), use_permit_wait(wait), self._scope.effect_span(span or name):
+            with use_effect_key(key), use_permit_wait(wait), effect_span(self._scope.context.tracing, span or name):
                 if stream is not None:
                     return await self._read_stream(stream, messages, tools, pieces)
-                if tools or self._structured is None:
-                    return await chat(self._model, messages, tools, keep_reasoning=self._keeps_reasoning)
-                model, schema = self._structured
-                answer: object = await call_user(model.chat_structured, list(messages), schema)
+                asked = list(messages)  # the model may keep the list
+                if tools:
+                    answer: object = await call_user(self._model.chat, asked, tuple(tools))
+                elif self._structured is None:
+                    answer = await call_user(self._model.chat, asked)
+                else:
+                    model, schema = self._structured
+                    answer = await call_user(model.chat_structured, asked, schema)
                 return checked_response(answer, keep_reasoning=self._keeps_reasoning)
 
         try:
@@ -266,9 +263,11 @@ class ModelCalls:
             raise
         except USER_ERRORS as error:
             role = self._order.agent_role
-            text = agent_failure(role, error)
-            if stream is not None:
-                text = f"Streaming failed for agent '{role}': {describe(error)}"
+            text = (
+                agent_failure(role, error)
+                if stream is None
+                else f"Streaming failed for agent '{role}': {describe(error)}"
+            )
             failure = AgentExecutionError(text, role, self._order.task.description)
             if self._runner is not None:
                 await self._runner.note_error(str(failure), began=started_at)
@@ -371,7 +370,6 @@ class _StreamedText:
         return self._pieces[-1]
 
     def finish(self) -> str:
-        """Add and return the rest."""
         self._pieces.append(self._whole.finish())
         return self._pieces[-1]
 

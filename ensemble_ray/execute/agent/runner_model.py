@@ -44,7 +44,6 @@ class RunnerModel:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether a failed request may be made again."""
         return self._effect != "once"
 
     # The record.
@@ -87,7 +86,6 @@ class RunnerModel:
         return ModelEffect(started_at=intent.at, latency_s=0.0, response=ChatResponse(text=lost), is_final=True)
 
     async def begin(self, turn: int) -> None:
-        """Note the intent of a call."""
         self._turn = turn
         self._is_called = True
         # Also before a repeated call: the journal stops a replaced process here, before the effect.
@@ -126,7 +124,6 @@ class RunnerModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Yield the pieces of the answer, then the whole answer."""
         del tools
         async with aclosing(self._call(messages, is_streaming=True)) as pieces:
             async for piece in pieces:
@@ -179,7 +176,6 @@ class RunnerModel:
 
 
 async def _pieces(returned: object) -> AsyncGenerator[str | TaskAnswer]:
-    """Yield a runner's return value piece by piece."""
     if not isinstance(returned, AsyncIterable):
         yield _check(returned)
         return

@@ -53,7 +53,6 @@ class DelegationRefusal:
 
     @property
     def text(self) -> str:
-        """Text for the model."""
         return f"{self.reason}\n{self.hint}" if self.hint else self.reason
 
 
@@ -129,8 +128,6 @@ class PeerGate(DelegationGate):
 
 
 class ManagerGate(DelegationGate):
-    """Rules of a manager with its constraints."""
-
     def __init__(self, context: DelegationContext, enforcer: DelegationEnforcer) -> None:
         self._context = context
         self._enforcer = enforcer
@@ -217,8 +214,6 @@ def _spec(name: str, description: str, text_field: str, roles: Sequence[str]) ->
 
 @dataclass(frozen=True, slots=True)
 class DelegationCall:
-    """Arguments of a call of the delegation tool."""
-
     agent_role: str
     task_description: str
 
@@ -254,8 +249,6 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Delegati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationDecision:
-    """Decision about one call."""
-
     request: DelegationRequest
     #: None: the call is refused
     worker: Peer | None
@@ -271,8 +264,6 @@ class DelegationDecision:
 
 
 class Decisions:
-    """Decisions of one task."""
-
     def __init__(self, scope: TaskScope, gate: DelegationGate, text_field: str) -> None:
         self._scope = scope
         self._order = scope.order
@@ -284,7 +275,6 @@ class Decisions:
         self._malformed: dict[str, str] = {}
 
     def of(self, name: str) -> DelegationDecision | str:
-        """Return the decision about a call, or the error text of a malformed one."""
         return self._malformed[name] if name in self._malformed else self._decisions[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
@@ -330,7 +320,6 @@ class Decisions:
         )
 
     async def _commit(self) -> None:
-        """Commit all facts of the task."""
         await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
 
     async def _decide(self, name: str, call: DelegationCall, position: tuple[int, int]) -> DelegationDecision:

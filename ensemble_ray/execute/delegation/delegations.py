@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -60,16 +60,14 @@ _AT_GATE = "Waits for a review"
 
 
 class Delegations:
-    """The delegations of one task."""
-
     def __init__(self, scope: TaskScope, gate: DelegationGate, spec: ToolSpec) -> None:
         self._scope = scope
         self._order = scope.order
-        self._gate = gate
+        self.gate = gate
         self.spec = spec
         self._context = scope.context.delegation
         text_field = "task_description" if scope.is_manager else "task"
-        self._decisions = Decisions(scope, gate, text_field)
+        self.decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
         self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
         #: by name of the call: attempts without a result, and started workers
@@ -93,17 +91,9 @@ class Delegations:
         peer = PeerGate(context, role=agent.role, depth=order.depth)
         return cls(scope, peer, peer_tool(context, agent.role))
 
-    async def decide(self, calls: Mapping[int, ToolCall], turn: int) -> None:
-        """Decide these calls of a turn; see `Decisions.make`."""
-        await self._decisions.make(calls, turn)
-
-    def reminder(self) -> str | None:
-        """Return a reminder for a model that finishes too early, or None."""
-        return self._gate.reminder()
-
     def turn_ended(self) -> None:
         """Count a finished turn; too many without progress raise `ManagerStalledError`."""
-        if self._gate.turn_ended():
+        if self.gate.turn_ended():
             rules = self._scope.context.hierarchy or HierarchyRules()
             texts = [each.text for each in self._scope.effects.delegations]
             raise ManagerStalledError(rules.stall_turns, texts[-rules.stall_turns :], self._order.task.description)
@@ -114,7 +104,7 @@ class Delegations:
         The record of the worker's output, or of a refusal, already determines the effect. Only a failure of the worker
         must be committed here. Errors that end the delegating task, too, are raised (S-DEL-5).
         """
-        decision = self._decisions.of(name)
+        decision = self.decisions.of(name)
         if isinstance(decision, str):
             now = self._scope.ports.clock.now()
             malformed = ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
@@ -133,7 +123,7 @@ class Delegations:
 
     async def reapply_recorded(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
         """Add a call with a recorded result to the trace and the counters, as when it was made."""
-        decision = self._decisions.of(name)
+        decision = self.decisions.of(name)
         if isinstance(decision, str):
             return
         if decision.worker is None:
@@ -200,7 +190,6 @@ class Delegations:
     async def _recorded_result(
         self, name: str, decision: DelegationDecision, worker: Peer, recorded: ToolEffect
     ) -> TaskResult:
-        """Return the recorded result of a worker."""
         order = self._worker_order(name, decision, worker)
         facts = await self._scope.ports.journal.lookup_recorded(order.instance)
         if recorded.outcome != "success":
@@ -215,9 +204,7 @@ class Delegations:
                 completed_at=utc_of(recorded.started_at + recorded.duration_s),
                 duration=timedelta(seconds=recorded.duration_s),
             )
-        return TaskResult(
-            key=order.key, instance=order.instance, status="completed", at=self._scope.ports.clock.now(), output=output
-        )
+        return order.result("completed", self._scope.ports.clock.now(), output=output)
 
     def _worker_order(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskOrder:
         instance = delegated_instance(name)
@@ -240,8 +227,7 @@ class Delegations:
         )
 
     def _failed_result(self, order: TaskOrder, error: BaseException, trace: TaskTrace | None) -> TaskResult:
-        now, failure = self._scope.ports.clock.now(), TaskFailure(error=error, trace=trace)
-        return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, failure=failure)
+        return order.result("failed", self._scope.ports.clock.now(), failure=TaskFailure(error=error, trace=trace))
 
     # Effects.
 
@@ -262,7 +248,7 @@ class Delegations:
         if output is None:
             effect = self._add_effect(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
         else:
-            notice = self._gate.record_success(worker.role, decision.request.task_description)
+            notice = self.gate.record_success(worker.role, decision.request.task_description)
             text = f"{output.raw}\n\n{notice}" if notice else output.raw
             effect = self._add_effect(decision, worker.role, text, raw=output.raw, took_s=took_s)
         effect.is_started, effect.instance, effect.output = True, delegated_instance(name), output
@@ -297,7 +283,7 @@ class Delegations:
             request=decision.request,
             response=response,
             worker_role=worker_role,
-            depth=self._gate.depth,
+            depth=self.gate.depth,
             started_at=decision.at,
             position=decision.position,
             text=text,
@@ -316,7 +302,7 @@ class Delegations:
                 delegating_agent_role=self._order.agent_role,
                 worker_role=worker.role,
                 task_description=decision.request.task_description,
-                delegation_depth=self._gate.depth + 1,
+                delegation_depth=self.gate.depth + 1,
                 request=decision.request,
                 run_id=self._order.run_id,
                 instance=self._order.instance,

@@ -101,8 +101,6 @@ class ConsoleReviewHandler:
 
 @dataclass(slots=True)
 class _Question:
-    """One request, from its header to its decision."""
-
     request: ReviewRequest
     input: TextIO
     output: TextIO
@@ -209,16 +207,10 @@ class LineSource(Protocol):
     """Reads lines of a person or a program, one at a time."""
 
     def read(self, stream: TextIO, timeout_s: float) -> str | None:
-        """Return the next line with its end, `""` at the end of input, None at the timeout.
-
-        Raises:
-            OSError, ValueError: the stream cannot be read.
-        """
+        """Return the next line with its end, `""` at the end of input, None at the timeout; or raise `OSError`."""
         ...
 
-    def put_back(self, line: str) -> None:
-        """Keep a line for the next reader."""
-        ...
+    def put_back(self, line: str) -> None: ...
 
 
 class _Lines:
@@ -264,7 +256,6 @@ after_fork(_sources.clear)
 
 
 def _line_source(stream: TextIO) -> LineSource:
-    """Return the reader of a stream in this process."""
     source = _sources.get(stream)
     if source is None:
         source = _sources[stream] = _Lines(can_select=os.name != "nt" and is_terminal(stream))

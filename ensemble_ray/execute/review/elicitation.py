@@ -74,12 +74,10 @@ def shows_forms(context: ServerRequestContext[dict[str, Any]]) -> bool:
 
 
 def make_gate_form(gate: ShownGate) -> ElicitRequest:
-    """Return the request to show an open gate."""
     return ElicitRequest(params=ElicitRequestFormParams(message=gate_message(gate), requested_schema=dict(GATE_FORM)))
 
 
 def gate_message(gate: ShownGate) -> str:
-    """Return the text above the form."""
     lines = [f"Review: {_cut(gate.task_description, _SHOWN_TASK)}"]
     if gate.prompt:
         lines.append(gate.prompt)

@@ -60,13 +60,11 @@ class ReviewOpenError(ExitEarlyError):
 
 
 def review_before(order: TaskOrder, context: RunContext) -> Review | None:
-    """Return the gate before a task, or None."""
     review = order.task.before_review
     return None if review is None or review.is_skip or not _has_gates(order, context) else review
 
 
 def review_after(order: TaskOrder, context: RunContext) -> Review | None:
-    """Return the gate after a task, or None."""
     if not _has_gates(order, context):
         return None
     review = order.task.review
@@ -86,8 +84,6 @@ def _has_gates(order: TaskOrder, context: RunContext) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReviewedOutput:
-    """An output after its gate."""
-
     output: TaskOutput
     #: the gate ended the run for this reason; None: the run continues
     exit_reason: ExitReason | None = None
@@ -123,7 +119,9 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> ReviewedOutput:
         return ReviewedOutput(output)
     request, tries = _request(scope, review, ReviewTiming.AFTER_EXECUTION, output.raw), 1
     decision = await decide_at_gate(scope, name, request)
-    while isinstance(decision, Edit) and (why := _misfit(scope, decision.revised_output)):
+    while isinstance(decision, Edit) and (
+        why := describe_misfit(decision.revised_output, scope.order.task.output_type)
+    ):
         if tries == _MOST_TRIES and not scope.context.is_detached:
             order = scope.order
             raise OutputParsingError(
@@ -138,18 +136,18 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> ReviewedOutput:
         prompt = f"{why} Edit again, or decide otherwise."
         request = request.replace(prompt=f"{prompt} {review.prompt}" if review.prompt else prompt)
         decision, tries = await decide_at_gate(scope, _name_after(scope, tries), request), tries + 1
-    match decision:
-        case Edit(revised_output=text):
-            output_type = scope.order.task.output_type
-            parsed = None if output_type is None else parse_output(text, output_type).value
-            edited = _add_gate_trace(scope, output.replace(raw=text, parsed_output=parsed))
-            await remember_edit(scope, edited)
-            return ReviewedOutput(edited)
-        case ExitEarly(timed_out=timed_out):
-            reason = ExitReason.TIMEOUT if timed_out else ExitReason.USER_EXIT_EARLY  # S-REV-34
-            return ReviewedOutput(_add_gate_trace(scope, output), reason)
-        case _:
-            return ReviewedOutput(_add_gate_trace(scope, output))
+    if isinstance(decision, Edit):
+        text, output_type = decision.revised_output, scope.order.task.output_type
+        parsed = None if output_type is None else parse_output(text, output_type).value
+        output = output.replace(raw=text, parsed_output=parsed)
+    if output.trace is not None:
+        seen = {"final_output": output.raw, "parsed_output": output.parsed_output, "metadata": scope.effects.metadata}
+        output = output.replace(trace=output.trace.replace(**seen))
+    if isinstance(decision, Edit):
+        await remember_edit(scope, output)
+    if not isinstance(decision, ExitEarly):
+        return ReviewedOutput(output)
+    return ReviewedOutput(output, ExitReason.TIMEOUT if decision.timed_out else ExitReason.USER_EXIT_EARLY)  # S-REV-34
 
 
 def _name_after(scope: TaskScope, number: int = 0) -> str:
@@ -169,28 +167,12 @@ def _request(scope: TaskScope, review: Review, timing: ReviewTiming, output: str
     )
 
 
-def _misfit(scope: TaskScope, text: str) -> str:
-    output_type = scope.order.task.output_type
-    return "" if output_type is None else describe_misfit(text, output_type)
-
-
-def describe_misfit(text: str, output_type: OutputType) -> str:
+def describe_misfit(text: str, output_type: OutputType | None) -> str:
     """Return why an edit is refused, as its reviewer reads it; empty: it fits the type of the task (S-REV-136)."""
-    why = parse_output(text, output_type).error_message
-    if why is None:
+    if output_type is None or (why := parse_output(text, output_type).error_message) is None:
         return ""
     why = why.replace("in response", "in the text") if text.strip() else "the text is empty"
     return f"The edit was refused, since it must fit {type_name(output_type)}: {why.rstrip('.')}."
-
-
-def _add_gate_trace(scope: TaskScope, output: TaskOutput) -> TaskOutput:
-    """Add the gate and the reviewed output to the output's trace."""
-    if output.trace is None:
-        return output
-    trace = output.trace.replace(
-        final_output=output.raw, parsed_output=output.parsed_output, metadata=scope.effects.metadata
-    )
-    return output.replace(trace=trace)
 
 
 # Recorded gates.

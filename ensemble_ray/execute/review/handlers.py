@@ -6,6 +6,7 @@ import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TextIO, cast
 
@@ -25,8 +26,8 @@ from ensemble_ray.values.reviews import (
 )
 
 _log = bounded_logger(__name__)
-#: Reviewer of the gates that were not asked because the run was ending.
-_RUN_ENDING = "(run ending)"
+#: Answer at the gates that were not asked because the run was ending.
+_NOT_ASKED = ReviewAnswer(decision=Continue(), by="(run ending)")
 
 
 class ReviewHandler(ABC):
@@ -77,8 +78,6 @@ class ReviewHandler(ABC):
 
 
 class AutoApproval(ReviewHandler):
-    """Approves each request."""
-
     def __init__(self, delay: timedelta) -> None:
         self._delay_s = delay.total_seconds()
 
@@ -109,7 +108,6 @@ class NotifyingHandler:
 
 
 def _call_handler(handler: object, request: ReviewRequest) -> Awaitable[object]:
-    """Call a handler: an object with `review`, or a function."""
     return call_user(cast("Callable[[ReviewRequest], object]", getattr(handler, "review", handler)), request)
 
 
@@ -129,30 +127,22 @@ class LocalReviewer:
         """
         if not request.ends_run:
             return await self._answer(request)
-        if getattr(self._handler, "is_concurrent", False):
-            return await self._ask_concurrently(request)
-        async with self._turn:
+        is_concurrent = getattr(self._handler, "is_concurrent", False)
+        async with nullcontext() if is_concurrent else self._turn:
             if self._ending.is_set():
-                return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
-            answer = await self._answer(request)
+                return _NOT_ASKED
+            answer = await (self._answer_unless_ending(request) if is_concurrent else self._answer(request))
             if isinstance(answer.decision, ExitEarly):
                 self._ending.set()
             return answer
 
-    async def _ask_concurrently(self, request: ReviewRequest) -> ReviewAnswer:
+    async def _answer_unless_ending(self, request: ReviewRequest) -> ReviewAnswer:
         """Ask while other gates are open; the first decision that ends the run answers them all."""
-        if self._ending.is_set():
-            return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
         loop = asyncio.get_running_loop()
         asking, ending = loop.create_task(self._answer(request)), loop.create_task(self._ending.wait())
         try:
             await asyncio.wait([asking, ending], return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                return ReviewAnswer(decision=Continue(), by=_RUN_ENDING)
-            answer = asking.result()
-            if isinstance(answer.decision, ExitEarly):
-                self._ending.set()
-            return answer
+            return asking.result() if asking.done() else _NOT_ASKED
         finally:
             asking.cancel()
             ending.cancel()

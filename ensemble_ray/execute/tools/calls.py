@@ -22,7 +22,8 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import ToolCallEvent
-from ensemble_ray.execute.agent.attempts import Attempts, chat
+from ensemble_ray.events.telemetry.active import effect_span
+from ensemble_ray.execute.agent.attempts import ask_once
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.gates import ReviewOpenError
@@ -31,12 +32,12 @@ from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
 from ensemble_ray.ports import ChatModel, Persistence
-from ensemble_ray.process.context import bounded_logger, use_effect_key
+from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
 from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, ToolOutcome, use_tool_context
 from ensemble_ray.tools.user_code import GuardedToolMetrics, TimeLimit
-from ensemble_ray.values.ids import effect_name, uuid_of
+from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.messages import (
     ChatMessage,
     ChatResponse,
@@ -62,7 +63,8 @@ class ToolCalls:
         self._model = model
         self._order = scope.order
         self._tools = tools
-        self._delegations = delegations
+        #: None: the agent cannot delegate
+        self.delegations = delegations
         self._metrics = GuardedToolMetrics(scope.ports.tool_metrics)
         #: calls of the turn that have not returned
         self._open = 0
@@ -87,15 +89,6 @@ class ToolCalls:
         if delegations is not None and tools.get(delegations.spec.name) is not None:
             raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-ENG-60, S-TOOL-34
         return cls(scope, tools, delegations, agent.llm)
-
-    def reminder(self) -> str | None:
-        """Return a reminder for a model that finishes too early, or None."""
-        return None if self._delegations is None else self._delegations.reminder()
-
-    def turn_ended(self) -> None:
-        """Count a finished turn; too many without progress raise `ManagerStalledError`."""
-        if self._delegations is not None:
-            self._delegations.turn_ended()
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
         """Run the calls of one turn in parallel. Return (effect, text for the model) in request order.
@@ -123,8 +116,8 @@ class ToolCalls:
             role = self._order.agent_role
             raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
         except asyncio.CancelledError:  # the calls themselves are cancelled only later
-            if self._delegations is not None:
-                self._delegations.record_stop()
+            if self.delegations is not None:
+                self.delegations.record_stop()
             raise
         await self._scope.slot.acquire()
         if waiting := [review for each in ended if isinstance(each, ReviewOpenError) for review in each.reviews]:
@@ -182,20 +175,19 @@ class ToolCalls:
         self, calls: Sequence[ToolCall], turn: int, resolved: Mapping[int, ToolEffect]
     ) -> None:
         """Decide all delegations of a turn before the first worker starts (S-SET-45)."""
-        if self._delegations is None:
+        if self.delegations is None:
             return
         delegated = {index: call for index, call in enumerate(calls) if self._is_delegation(call)}
-        await self._delegations.decide(delegated, turn)
+        await self.delegations.decisions.make(delegated, turn)
         for index, call in delegated.items():
             if index in resolved:
                 name = effect_name(self._order.instance, turn, f"call-{index}")
-                await self._delegations.reapply_recorded(call, name, resolved[index])
+                await self.delegations.reapply_recorded(call, name, resolved[index])
 
     def _is_delegation(self, call: ToolCall) -> bool:
-        return self._delegations is not None and call.name == self._delegations.spec.name
+        return self.delegations is not None and call.name == self.delegations.spec.name
 
     def _may_take_long(self, call: ToolCall) -> bool:
-        """Whether a call delegates, or may ask a person."""
         bound = self._tools.get(call.name)
         if isinstance(bound, BoundAgentTool):
             may_ask = isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
@@ -215,8 +207,8 @@ class ToolCalls:
             return suspended
 
     async def _call(self, call: ToolCall, name: str) -> ToolEffect:
-        if self._delegations is not None and self._is_delegation(call):
-            return await self._delegate(self._delegations, call, name)
+        if self.delegations is not None and self._is_delegation(call):
+            return await self._delegate(self.delegations, call, name)
         bound = cast("BoundTool", self._tools.get(call.name))  # calls of unknown tools are resolved
         clock = self._scope.ports.clock
         started_at = clock.now()
@@ -229,7 +221,7 @@ class ToolCalls:
         )
         context, reviews = self._context(call.name, name)
         try:
-            with self._scope.effect_span(name):
+            with effect_span(self._scope.context.tracing, name):
                 outcome = self._bound_tries(call, await call_tool(bound, call.arguments, context=context))
         except ExitEarlyError as exit_early:
             self._note_exit(call, name, started_at, exit_early)
@@ -398,22 +390,12 @@ class ToolSampling:
         return ChatResponse(text=answer.text, usage=usage, finish_reason=answer.finish_reason)
 
     async def _send(self, name: str, digest: str, messages: Sequence[ChatMessage]) -> SamplingAnswered:
-        scope, order = self._scope, self._scope.order
-        started_at = 0.0
-
-        async def attempt() -> ChatResponse:
-            nonlocal started_at
-            started_at = scope.ports.clock.now()
-            with use_effect_key(uuid_of(f"{order.run_id}/{name}")):
-                return await chat(self._model, messages)
-
-        attempts = Attempts(scope, self._model)
-        response = await attempts.answer(attempt, messages)
+        response, attempts, started_at = await ask_once(self._scope, self._model, messages, name)
         usage = response.usage or TokenUsage()
         return SamplingAnswered(
             request_digest=digest,
             started_at=started_at,
-            latency_s=max(0.0, scope.ports.clock.now() - started_at),
+            latency_s=max(0.0, self._scope.ports.clock.now() - started_at),
             text=response.text,
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,

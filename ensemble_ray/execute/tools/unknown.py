@@ -110,7 +110,6 @@ async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], obje
 
 
 async def _ask(scope: TaskScope, unknown: UnknownEffect) -> Answer:
-    """Ask in the process that started or resumed the run."""
     driver = scope.ports.services.driver
     if driver is None:
         return await ask_unknown(unknown, scope.ports.ask_unknown)

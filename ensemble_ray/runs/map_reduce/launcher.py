@@ -14,7 +14,7 @@ from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of
 from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError
 from ensemble_ray.events import Event
-from ensemble_ray.execute.agent.recorded_model import RecordedModel
+from ensemble_ray.execute.agent.attempts import RecordedModel
 from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact

@@ -21,7 +21,7 @@ from ensemble_ray import (
     Task,
     ValidationError,
 )
-from ensemble_ray.definition.model_keys import check_model_keys, check_team_keys
+from ensemble_ray.definition.validation import check_model_keys, check_team_keys
 from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task

@@ -13,8 +13,8 @@ from ensemble_ray import (
     TaskReflectedEvent,
     TaskReflection,
 )
+from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.execute.reflection import LocalRunReflections
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.testing import RecordingSink, ScriptedModel
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, WatchedJournal, writer

@@ -23,7 +23,7 @@ from ensemble_ray import (
     TaskReflection,
     TaskStartEvent,
 )
-from ensemble_ray.execute.reflection import LocalRunReflections, reflection_key
+from ensemble_ray.execute.memory import LocalRunReflections, reflection_key
 from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.testing import ScriptedCall, ScriptedModel

@@ -150,7 +150,7 @@ async def test_a_budget_pays_for_reflections() -> None:
     await done(made)
     spending = made.runner.ports.spending
     assert spending is not None
-    account = spending._account
+    account = spending.account
     assert account.spent.tokens == 550  # type: ignore[attr-defined]  of a local account
 
 
