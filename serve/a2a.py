@@ -50,7 +50,7 @@ from ensemble_ray.serve.schemas import (
     Verdict,
 )
 from ensemble_ray.serve.visible_runs import visible_run
-from ensemble_ray.studio.event_answer import SEND_TIMEOUT_S, STREAM_HEADERS
+from ensemble_ray.studio.http_server import SEND_TIMEOUT_S, STREAM_HEADERS
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.a2a.client import IDEMPOTENT_MESSAGES, plain_value
 

@@ -40,7 +40,7 @@ from ensemble_ray.serve.schemas import (
 )
 from ensemble_ray.serve.team import HISTORY_INPUT
 from ensemble_ray.serve.visible_runs import ServiceDependency, visible_run, visible_team, visible_teams
-from ensemble_ray.studio.event_answer import EventAnswer
+from ensemble_ray.studio.http_server import EventAnswer
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 from ensemble_ray.values.messages import Reasoning
 

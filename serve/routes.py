@@ -23,7 +23,7 @@ from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
-from ensemble_ray.studio.event_answer import EventAnswer
+from ensemble_ray.studio.http_server import EventAnswer
 from ensemble_ray.text.foreign_text import whole_json
 
 #: Limit of `wait`, s. Few proxies allow more.

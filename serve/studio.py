@@ -21,12 +21,11 @@ from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
 from ensemble_ray.serve.schemas import NewDecision, Refusal, ReviewConflict, RunFilter, Verdict
-from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio.app import Studio, studio_app
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
-from ensemble_ray.studio.service import Studio
 from ensemble_ray.values.descriptions import ClusterDescription
 
 #: How long the runs of a caller are cached, s.

@@ -166,7 +166,7 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
         state = view.totals.head.state
         summary = RecordedRun(run_id=fact.run, created_at=utc_of(facts[0].at), origin="", state=state, location="")
         row = view.totals.row(summary)
-        steps = {name: each for name, each in view.steps.states.items() if not each.is_unit}
+        steps = {name: each for name, each in view.steps.history.executions.items() if not each.is_unit}
         tasks = {name: each for name, each in steps.items() if each.kind != "delegation"}
         # An item of several tasks is a step, too.
         inner = {name.partition("/")[0] for name in tasks if is_inside_unit(name)}

@@ -11,14 +11,7 @@ _NEEDED = ("fastapi", "uvicorn", "websockets", "sse_starlette", "graphlay")
 
 
 def check_installed(name: str) -> None:
-    """Check that the packages of the extra `studio` are installed.
-
-    Args:
-        name: The feature that needs them, for the message.
-
-    Raises:
-        ValidationError: a package is missing.
-    """
+    """Check that the packages of the extra `studio` are installed."""
     lacking = [package for package in _NEEDED if find_spec(package) is None]
     if lacking:
         raise ValidationError(

@@ -11,11 +11,13 @@ import re
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO, Annotated, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,52 +26,78 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 from sse_starlette import ServerSentEvent
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from ensemble_ray.access.keys import Right
-from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
-from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.errors import (
+    EnsembleError,
+    IllegalStateError,
+    RecordError,
+    ReviewDecidedError,
+    RunExistsError,
+    ValidationError,
+    message_of,
+)
+from ensemble_ray.events import Event, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import bridge, threads
+from ensemble_ray.record.following import LiveEvents
+from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FOLDER, FilesFolder, FlowView, in_script, single_file
-from ensemble_ray.studio.event_answer import EventAnswer
 from ensemble_ray.studio.http_server import (
+    EventAnswer,
+    Guard,
+    LocalGuard,
     ResponseHeaders,
     StudioRefusal,
     Visitor,
-    code_of,
     disconnect,
     not_found,
-    status_of,
 )
 from ensemble_ray.studio.local_actions import StudioActions
+from ensemble_ray.studio.processes import RunProcesses
+from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.run_list import RunSearch
-from ensemble_ray.studio.schemas import (
-    AcceptedAction,
-    Actors,
-    Argument,
-    Decision,
-    FailureSchema,
-    FlowSchema,
-    Millis,
-    NewFork,
-    RunDetailSchema,
-    StepSchema,
-    StudioInfo,
-    StudioSchema,
-)
-from ensemble_ray.studio.service import Studio
 from ensemble_ray.studio.views.step_detail import cut_detail, text_of
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
-    from ensemble_ray.events import Event
-    from ensemble_ray.record.following import LiveEvents
-    from ensemble_ray.studio.reading import StudioReader
+#: Most exports and files that are written and sent at the same time (S-STU-175).
+_MOST_DOCUMENTS = 4
 
 
-_JSON = "application/json"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Studio:
+    """The parts that serve one page."""
+
+    reader: StudioReader
+    #: name of the place, for people
+    title: str
+    guard: Guard = field(default_factory=LocalGuard)
+    #: None: the page only reads
+    actions: StudioActions | None = None
+    #: the actions that the page offers
+    offers: tuple[schemas.Action, ...] = ("cancel", "resume", "fork", "decide")
+    read_only_reason: str | None = None
+    #: None: the page shows no processes
+    processes: RunProcesses | None = None
+    #: returns the live events of a run of this process; None: there are no live events
+    live: Callable[[str], LiveEvents | None] | None = None
+    #: a folder with graphs and traces; None: no folder
+    files: FilesFolder | None = None
+    #: held while studio writes and sends an export or a file
+    documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
+
+    def info(self, visitor: Visitor) -> schemas.StudioInfo:
+        return schemas.StudioInfo(
+            version=version("ensemble-ray"),
+            actions=list(self.offers) if self.actions is not None else [],
+            has_actors=self.processes is not None,
+            has_files=self.files is not None and visitor.sees_all,
+            title=self.title,
+            read_only_reason=self.read_only_reason,
+        )
+
+
 _log = bounded_logger(__name__)
 
 
@@ -86,55 +114,53 @@ def json_text(value: BaseModel) -> str:
     try:
         return value.model_dump_json(by_alias=True)
     except (PydanticSerializationError, UnicodeEncodeError):  # half of a surrogate pair, in an id
-        import json
-
         return json.dumps(whole_data(value.model_dump(mode="python", by_alias=True)), ensure_ascii=False)
 
 
 def answer(value: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Return a JSON response with a value."""
-    return Response(json_text(value), status_code=status, media_type=_JSON)
+    return Response(json_text(value), status_code=status, media_type="application/json")
+
+
+_STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
+    (ReviewDecidedError, HTTPStatus.CONFLICT),
+    (RunExistsError, HTTPStatus.CONFLICT),
+    (IllegalStateError, HTTPStatus.CONFLICT),
+    (RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (ValidationError, HTTPStatus.BAD_REQUEST),
+    (EnsembleError, HTTPStatus.BAD_GATEWAY),
+)
+#: Places in the name of an error class before which its code has a `_`.
+_WORD = re.compile(r"(?<!^)(?<![A-Z])(?=[A-Z])")
 
 
 def add_failure_handlers(app: FastAPI) -> None:
-    """Add error handlers that answer every failure in one form."""
-    app.add_exception_handler(StudioRefusal, _refusal)
-    app.add_exception_handler(EnsembleError, _ours)
-    app.add_exception_handler(IllegalStateError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _not_served)
-    app.add_exception_handler(Exception, _broken)
+    """Add an error handler that answers every failure in one form."""
+    for kind in (StudioRefusal, EnsembleError, IllegalStateError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_failure)
 
 
-def _plain(status: HTTPStatus, code: str, message: str, error: str = "InvalidRequest") -> JSONResponse:
-    failure = FailureSchema(error=error, code=code, message=message)
+def _answer_failure(request: Request, error: Exception) -> JSONResponse:
+    name, path = "InvalidRequest", request.url.path[:200]
+    match error:
+        case StudioRefusal(status=status, code=code, message=message):
+            pass
+        case EnsembleError() | IllegalStateError():
+            status = next(status for kind, status in _STATUS if isinstance(error, kind))
+            name, message = type(error).__name__, message_of(error)
+            code = _WORD.sub("_", name).upper()
+        case RequestValidationError():
+            status, code = HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST"
+            found = error.errors()[:5]
+            message = "; ".join(f"{'.'.join(map(str, each['loc']))[:100]}: {each['msg']}" for each in found)
+        case HTTPException():
+            status = HTTPStatus(error.status_code)
+            code, message = status.name, f"{request.method} {path}: {status.phrase}"
+        case _:
+            _log.error("%s of studio failed", path, exc_info=error)
+            status, code, name = HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", "InternalError"
+            message = f"{type(error).__name__} in studio. The log of its process says more"
+    failure = schemas.FailureSchema(error=name, code=code, message=message)
     return JSONResponse(failure.model_dump(mode="json"), status_code=status)
-
-
-def _refusal(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, StudioRefusal)  # noqa: S101  it is registered for these
-    return _plain(error.status, error.code, error.message)
-
-
-def _ours(_request: Request, error: Exception) -> JSONResponse:
-    return _plain(status_of(error), code_of(error), message_of(error), type(error).__name__)
-
-
-def _invalid(_request: Request, error: Exception) -> JSONResponse:
-    found = error.errors() if isinstance(error, RequestValidationError) else []
-    problems = "; ".join(f"{'.'.join(map(str, each['loc']))[:100]}: {each['msg']}" for each in found[:5])
-    return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", problems)
-
-
-def _not_served(request: Request, error: Exception) -> JSONResponse:
-    status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
-    return _plain(status, status.name, f"{request.method} {request.url.path[:200]}: {status.phrase}")
-
-
-def _broken(request: Request, error: Exception) -> JSONResponse:
-    _log.error("%s of studio failed", request.url.path[:200], exc_info=error)
-    text = f"{type(error).__name__} in studio. The log of its process says more"
-    return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", text, "InternalError")
 
 
 router = APIRouter()
@@ -154,7 +180,6 @@ async def get_live(
     after: int = 0,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Stream the changes of a run, from a position to its end."""
     visitor = await studio.guard.admit(request, Right.READ)
     await bridge(studio.reader.run(run_id, visitor))  # refuses an unknown run before the stream begins
     begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
@@ -205,12 +230,11 @@ def _live_event(event: Event) -> ServerSentEvent | None:
             return None
 
 
-_Spec = Annotated[Argument, Query(alias="from", min_length=1, max_length=1000)]
+_Spec = Annotated[schemas.Argument, Query(alias="from", min_length=1, max_length=1000)]
 
 
 @router.get("/runs/{run_id}/resume-preview")
 async def get_resume_preview(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Preview the resume of a run."""
     actions, _ = await _actions(studio, request, Right.READ, run_id)
     return answer(await bridge(actions.preview_resume(run_id)))
 
@@ -226,41 +250,32 @@ async def get_fork_preview(run_id: str, studio: StudioDependency, request: Reque
 
 @router.post("/runs/{run_id}/cancel")
 async def post_cancel(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Request the end of a run."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     await bridge(actions.cancel(run_id))
-    return answer(AcceptedAction(run_id=run_id), HTTPStatus.ACCEPTED)
+    return answer(schemas.AcceptedAction(run_id=run_id), HTTPStatus.ACCEPTED)
 
 
 @router.post("/runs/{run_id}/resume")
 async def post_resume(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Resume a run."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
-    return answer(AcceptedAction(run_id=await bridge(actions.resume(run_id))), HTTPStatus.ACCEPTED)
+    return answer(schemas.AcceptedAction(run_id=await bridge(actions.resume(run_id))), HTTPStatus.ACCEPTED)
 
 
 @router.post("/runs/{run_id}/fork")
-async def post_fork(run_id: str, asked: NewFork, studio: StudioDependency, request: Request) -> Response:
-    """Start a fork of a run."""
+async def post_fork(run_id: str, asked: schemas.NewFork, studio: StudioDependency, request: Request) -> Response:
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
-    return answer(AcceptedAction(run_id=await bridge(actions.fork(run_id, asked))), HTTPStatus.ACCEPTED)
+    return answer(schemas.AcceptedAction(run_id=await bridge(actions.fork(run_id, asked))), HTTPStatus.ACCEPTED)
 
 
 @router.post("/reviews/{run_id}/{gate_id}")
 async def post_decision(
-    run_id: str, gate_id: str, decision: Decision, studio: StudioDependency, request: Request
+    run_id: str, gate_id: str, decision: schemas.Decision, studio: StudioDependency, request: Request
 ) -> Response:
-    """Decide a gate."""
     actions, visitor = await _actions(studio, request, Right.REVIEW, run_id)
     return answer(await bridge(actions.decide(run_id, gate_id, decision, by=visitor.name)))
 
 
 async def _actions(studio: Studio, request: Request, right: Right, run_id: str) -> tuple[StudioActions, Visitor]:
-    """Return the actions and the visitor.
-
-    Raises:
-        StudioRefusal: the page is read-only, the visitor lacks the right, or may not see the run.
-    """
     visitor = await studio.guard.admit(request, right)
     if studio.actions is None:
         reason = studio.read_only_reason or "This page only shows runs"
@@ -298,11 +313,6 @@ class SpooledAnswer(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer.
-
-        Raises:
-            StudioRefusal: too many answers are in progress.
-        """
         if self._slots.locked():
             text = "Too many exports and files are being sent. What to do: try again when one of them has ended"
             raise StudioRefusal(HTTPStatus.TOO_MANY_REQUESTS, "TOO_MANY_EXPORTS", text)
@@ -318,11 +328,6 @@ class SpooledAnswer(Response):
                     await disconnect(scope, receive)
 
     async def _send(self, file: IO[bytes], send: Send) -> None:
-        """Send the file.
-
-        Raises:
-            TimeoutError: the client is too slow.
-        """
         loop = asyncio.get_running_loop()
         latest_at = loop.time() + _STALLED_S
         async with asyncio.timeout_at(latest_at):
@@ -340,44 +345,30 @@ class SpooledAnswer(Response):
 _MOST_DETAILS = 2000
 
 
-class ExportedFlows(StudioSchema):
-    """The graph of a run, as declared and as it ran."""
-
-    declared: FlowSchema | None = None
-    ran: FlowSchema | None = None
+class ExportedFlows(schemas.StudioSchema):
+    declared: schemas.FlowSchema | None = None
+    ran: schemas.FlowSchema | None = None
 
 
-class ExportedRun(StudioSchema):
+class ExportedRun(schemas.StudioSchema):
     """An export without `details`, which has the details by step with full texts."""
 
     version: str
-    exported_at: Millis
-    info: StudioInfo
-    run: RunDetailSchema
-    steps: list[StepSchema]
+    exported_at: schemas.Millis
+    info: schemas.StudioInfo
+    run: schemas.RunDetailSchema
+    steps: list[schemas.StepSchema]
     flows: ExportedFlows = ExportedFlows()
-    actors: Actors | None = None
+    actors: schemas.Actors | None = None
 
 
 async def write_run(
-    reader: StudioReader, run_id: str, visitor: Visitor, info: StudioInfo, write: Callable[[str], object]
+    reader: StudioReader, run_id: str, visitor: Visitor, info: schemas.StudioInfo, write: Callable[[str], object]
 ) -> None:
-    """Write a run as one JSON document.
-
-    Args:
-        reader: Contains the run.
-        run_id: Id of the run.
-        visitor: The visitor.
-        info: Answer to `GET api/studio/info`.
-        write: Called in a thread with one piece after the other.
-
-    Raises:
-        StudioRefusal: there is no such run.
-        RecordError: the record is damaged.
-    """
+    """Write a run as one JSON document."""
     run = await reader.run(run_id, visitor)
     steps = (await reader.steps(run_id, visitor, after=0)).steps
-    begun = [each for each in steps if each.started_at is not None and each.kind not in _UNITS]
+    begun = [each for each in steps if each.started_at is not None and not each.is_unit]
     chosen = sorted(begun, key=lambda each: each.status != "failed")[:_MOST_DETAILS]
     exported = ExportedRun(
         version=info.version,
@@ -397,23 +388,18 @@ async def write_run(
     await threads.run(write, "}}")
 
 
-_UNITS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state"})
-
-
 _View = Annotated[FlowView, Query(alias="as")]
 _Run = Annotated[str, Query(min_length=1, max_length=256)]
 
 
 @router.get("/runs/{run_id}/flow")
 async def get_flow(run_id: str, studio: StudioDependency, request: Request, *, view: _View = "declared") -> Response:
-    """Return the graph of a run with its layout."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.flow(run_id, visitor, view)))
 
 
 @router.get("/compare")
 async def get_comparison(studio: StudioDependency, request: Request, *, a: _Run, b: _Run) -> Response:
-    """Return two runs side by side."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.compare(a, b, visitor)))
 
@@ -444,39 +430,29 @@ async def get_export(
         )
         file.write(tail.encode())
 
-    headers = {"content-disposition": f'attachment; filename="run-{_file_name(run_id)}.{form}"'}
+    name = re.sub("[^A-Za-z0-9._-]", "_", run_id)[:128]
+    headers = {"content-disposition": f'attachment; filename="run-{name}.{form}"'}
     media_type = "text/html; charset=utf-8" if is_page else "application/json"
     return SpooledAnswer(studio, write, media_type=media_type, headers=headers)
 
 
-def _file_name(run_id: str) -> str:
-    """Return a run's id as a part of a file's name."""
-    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "_" for each in run_id)[:128]
-
-
 @router.get("/files")
 async def get_files(studio: StudioDependency, request: Request) -> Response:
-    """Return the files of the folder."""
-    return answer(await bridge((await _folder(studio, request)).files()))
+    return answer(await threads.run((await _folder(studio, request)).files))
 
 
 @router.get("/files/{name}")
 async def get_file(name: str, studio: StudioDependency, request: Request) -> Response:
-    """Return the content of a file of the folder."""
     folder = await _folder(studio, request)
 
     async def write(file: IO[bytes]) -> None:
-        await threads.run(file.write, await bridge(folder.content(name)))
+        await threads.run(file.write, await threads.run(folder.content, name))
 
     return SpooledAnswer(studio, write, media_type="application/json")
 
 
 async def _folder(studio: Studio, request: Request) -> FilesFolder:
-    """Return the folder. It needs access to all runs, since a file does not name its team.
-
-    Raises:
-        StudioRefusal: there is no folder, or the visitor may not see it.
-    """
+    """Return the folder. It needs access to all runs, since a file does not name its team."""
     visitor = await studio.guard.admit(request, Right.READ)
     if studio.files is None or not visitor.sees_all:
         raise not_found("folder", "files")
@@ -491,7 +467,6 @@ _LONG_BYTES = 1_048_576
 
 @router.get("/info")
 async def get_info(studio: StudioDependency, request: Request) -> Response:
-    """Return the features of the page."""
     return answer(studio.info(await studio.guard.admit(request, Right.READ)))
 
 
@@ -508,7 +483,6 @@ async def get_runs(
     cursor: _Short = "",
     limit: int = 50,
 ) -> Response:
-    """Return a page of the runs, newest first."""
     visitor = await studio.guard.admit(request, Right.READ)
     search = RunSearch(
         text=q.strip(),
@@ -522,28 +496,24 @@ async def get_runs(
 
 @router.get("/runs/{run_id}")
 async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Return a run."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.run(run_id, visitor)))
 
 
 @router.get("/runs/{run_id}/series")
 async def get_series(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Return a run with its neighbours in time."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.series(run_id, visitor)))
 
 
 @router.get("/runs/{run_id}/steps")
 async def get_steps(run_id: str, studio: StudioDependency, request: Request, *, after: int = 0) -> Response:
-    """Return the steps of a run that changed after a position."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.steps(run_id, visitor, after=after)))
 
 
 @router.get("/runs/{run_id}/steps/{step_id:path}/text")
 async def get_text(run_id: str, step_id: str, studio: StudioDependency, request: Request, *, field: _Short) -> Response:
-    """Return one full text of a step."""
     visitor = await studio.guard.admit(request, Right.READ)
     text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
     if text is None:
@@ -560,44 +530,36 @@ async def get_text(run_id: str, step_id: str, studio: StudioDependency, request:
 
 @router.get("/runs/{run_id}/steps/{step_id:path}")
 async def get_step(run_id: str, step_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Return a step in all detail."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(cut_detail(await bridge(studio.reader.step(run_id, step_id, visitor))))
 
 
 @router.get("/reviews")
 async def get_reviews(studio: StudioDependency, request: Request) -> Response:
-    """Return the open reviews."""
     visitor = await studio.guard.admit(request, Right.READ)
     return answer(await bridge(studio.reader.reviews(visitor)))
 
 
 @router.get("/actors")
 async def get_actors(studio: StudioDependency, request: Request) -> Response:
-    """Return the current processes."""
     visitor = await studio.guard.admit(request, Right.READ)
-    return answer(await _actors(studio, visitor, None))
+    return await _get_processes(studio, visitor, None)
 
 
 @router.get("/runs/{run_id}/actors")
 async def get_actors_of_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
-    """Return the processes that work for a run."""
     visitor = await studio.guard.admit(request, Right.READ)
-    return answer(await _actors(studio, visitor, run_id))
+    return await _get_processes(studio, visitor, run_id)
 
 
-async def _actors(studio: Studio, visitor: Visitor, run_id: str | None) -> Actors:
+async def _get_processes(studio: Studio, visitor: Visitor, run_id: str | None) -> Response:
     if studio.processes is None:
-        return Actors(note="This page shows no processes")
-    return await bridge(studio.processes.actors(visitor, run_id))
+        return answer(schemas.Actors(note="This page shows no processes"))
+    return answer(await bridge(studio.processes.actors(visitor, run_id)))
 
 
 def _instant(text: str) -> float:
-    """Parse an instant, in ms of Unix time or as a date; 0: the text is empty.
-
-    Raises:
-        StudioRefusal: the text is neither.
-    """
+    """Parse an instant, in ms of Unix time or as a date; 0: the text is empty."""
     if not text.strip():
         return 0.0
     try:
@@ -656,13 +618,7 @@ def page_router(folder: Path = FOLDER) -> APIRouter:
 
 
 def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
-    """Add the data of the page to an application, at `BASE/api/studio`.
-
-    Args:
-        app: The application. Its existing routes come before these.
-        studio: The parts that serve the page.
-        base: A path such as `/studio`; empty: the root of the application.
-    """
+    """Add the data of the page to an application, at `BASE/api/studio`."""
     data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     data.state.studio = studio
     add_failure_handlers(data)
@@ -679,7 +635,6 @@ def mount_page(app: FastAPI, base: str = "") -> None:
 
 
 def studio_app(studio: Studio) -> FastAPI:
-    """Return an application with only the page and its data."""
     app = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     mount_studio(app, studio)
     mount_page(app)

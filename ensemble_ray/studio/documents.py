@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import posixpath
 import re
 import stat
 from base64 import b64encode
@@ -12,28 +14,23 @@ from hashlib import sha256
 from html import escape
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import pydantic_core
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.process.forks import new_lock, threads
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.process.forks import new_lock
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
-from ensemble_ray.studio.schemas import FileEntry, FileKind, FileList, FlowSchema
+from ensemble_ray.studio.schemas import FileEntry, FileKind, FileList, FlowSchema, StepSchema
+from ensemble_ray.values.trace import ExecutionTrace, GraphTrace
+from ensemble_ray.visualization.dag_model import DagModel
 from ensemble_ray.visualization.declared import declared_flow, worker_id
-from ensemble_ray.visualization.dev_tools import parse_dag, parse_trace
-from ensemble_ray.visualization.flow import PlacedFlow, flow_data, place_flow
-from ensemble_ray.visualization.ran import RanStep, ran_flow
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.runs import PlanRecorded
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.studio.schemas import StepSchema
-    from ensemble_ray.values.trace import GraphTrace
-    from ensemble_ray.visualization.flow import Flow
-    from ensemble_ray.visualization.layout import Layout
-
+from ensemble_ray.visualization.dev_tools import parse_file
+from ensemble_ray.visualization.flow import Flow, FlowNode, flow_data, place_flow
+from ensemble_ray.visualization.layout import Layout
+from ensemble_ray.visualization.ran import ran_flow
 
 #: Folder of the files of the page.
 FOLDER = Path(__file__).parent / "page"
@@ -49,9 +46,6 @@ def single_file(title: str) -> tuple[str, str]:
 
     `js/source/file.js` reads the JSON, which must pass through `in_script`. The policy allows the one script and the one style
     of the file by their hashes.
-
-    Args:
-        title: Title of the window.
     """
     index = (FOLDER / "index.html").read_text(encoding="utf-8")
     style = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in _STYLE.findall(index))
@@ -109,13 +103,7 @@ def _modules(name: PurePosixPath, done: list[PurePosixPath]) -> Iterator[str]:
 
 
 def _resolve(name: PurePosixPath, target: str) -> PurePosixPath:
-    parts: list[str] = list(name.parent.parts)
-    for part in PurePosixPath(target).parts:
-        if part == "..":
-            parts.pop()
-        elif part != ".":
-            parts.append(part)
-    return PurePosixPath(*parts)
+    return PurePosixPath(posixpath.normpath(name.parent / target))
 
 
 def _variable(name: PurePosixPath) -> str:
@@ -146,37 +134,20 @@ class FilesFolder:
     """The files of one folder; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder.
-
-        Raises:
-            ValidationError: the folder does not exist.
-        """
         if not folder.is_dir():
             raise ValidationError(f"--files {folder}: there is no such folder. Name one that has graphs or traces")
         self._folder = folder.resolve()
         self._known: dict[str, tuple[_Stamp, FileEntry]] = {}
 
-    async def files(self) -> FileList:
-        """Return the current files of the folder, the last changed first.
-
-        Raises:
-            StudioRefusal: the folder cannot be read.
-        """
-        return await threads.run(self._list)
-
-    async def content(self, name: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            StudioRefusal: the file does not exist, or its kind is not supported.
-        """
-        return await threads.run(self._content, name)
-
-    def _list(self) -> FileList:
+    def files(self) -> FileList:
+        """Return the current files of the folder, the last changed first; blocking."""
         try:
+            entries: list[tuple[str, os.stat_result]] = []
             with os.scandir(self._folder) as found:
-                meant = [each for each in found if _is_meant(each.name)]
-                entries = [(each.name, state) for each in meant if (state := _state_of(each)) is not None]
+                for each in found:
+                    with contextlib.suppress(FileNotFoundError):  # deleted after the folder was listed
+                        if _is_meant(each.name):
+                            entries.append((each.name, each.stat(follow_symlinks=False)))
         except OSError as error:
             raise StudioRefusal(
                 HTTPStatus.CONFLICT, "FOLDER_UNREADABLE", f"{self._folder}: {error.strerror or error}"
@@ -206,7 +177,8 @@ class FilesFolder:
         except ValidationError as error:
             return entry.model_copy(update={"problem": message_of(error)})
 
-    def _content(self, name: str) -> bytes:
+    def content(self, name: str) -> bytes:
+        """Return the content of a file; blocking."""
         if not _is_meant(name) or "/" in name:
             raise not_found("file", name)
         try:
@@ -219,12 +191,7 @@ class FilesFolder:
         return content
 
     def _read(self, name: str) -> bytes:
-        """Return a file's content.
-
-        Raises:
-            OSError: the file does not exist, cannot be read, or is a link, a folder or a pipe.
-            ValidationError: the file is too large.
-        """
+        """Return a file's content. An error reports a missing file, a link, a folder, a pipe or a too large file."""
         # O_NOFOLLOW: a link leads out of the folder. O_NONBLOCK: a pipe without a writer blocks.
         opened = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(opened, "rb") as file:  # noqa: PTH123  a descriptor
@@ -234,14 +201,6 @@ class FilesFolder:
             if state.st_size > _LARGEST_BYTES:
                 raise ValidationError(f"{name} is larger than {_LARGEST_BYTES // _MIB} MiB")
             return file.read(_LARGEST_BYTES)
-
-
-def _state_of(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the state of a file; None: the file was deleted after the folder was listed."""
-    try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
 
 
 def _is_meant(name: str) -> bool:
@@ -254,11 +213,6 @@ def _stamp(state: os.stat_result) -> _Stamp:
 
 
 def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
-    """Return the kind of a file and its fields.
-
-    Raises:
-        ValidationError: the page cannot show the file.
-    """
     try:
         data = cast("object", pydantic_core.from_json(content))
     except ValueError as error:
@@ -274,20 +228,16 @@ def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
 
 
 def _describe(name: str, content: bytes) -> dict[str, object]:
-    """Return fields of `FileEntry`: the kind, the number of tasks, the problem.
-
-    Raises:
-        ValidationError: the page cannot show the file.
-    """
+    """Return fields of `FileEntry`: the kind, the number of tasks, the problem."""
     kind, fields = _kind_of(name, content)
     told: dict[str, object] = {"kind": kind}
     try:  # an incomplete file is shown as far as possible, with its problem (S-VIZ-77)
         match kind:
             case "dag":
-                graph = parse_dag(content, name=name)
+                graph = parse_file(DagModel, content, name=name)
                 told |= {"workflow": graph.workflow, "tasks": len(graph.tasks)}
             case "trace":
-                trace = parse_trace(content, name=name)
+                trace = parse_file(ExecutionTrace, content, name=name)
                 told |= {"workflow": trace.workflow, "tasks": len(trace.task_traces)}
                 told |= {"duration_ms": round(trace.total_duration.total_seconds() * 1000)}
             case "run":
@@ -315,45 +265,33 @@ class FlowDrawer:
         self._lock = new_lock()
         self._layouts: OrderedDict[object, Layout] = OrderedDict()
 
-    async def draw(
+    def draw(
         self, header: PlanRecorded, steps: Sequence[StepSchema], view: FlowView, trace: GraphTrace | None = None
     ) -> FlowSchema:
-        """Return the graph of a run.
+        """Return the graph of a run, as declared or as it ran; blocking. A run that creates its tasks has no declared graph.
 
-        Args:
-            header: The run's first fact.
-            steps: Its steps, in the order in which they began.
-            view: As declared, or as it ran. A run that creates its tasks while running has no declared graph.
-            trace: Trace of the graph, with the edges that the run followed; None: the run has no graph.
-
-        Raises:
-            RecordError: the recorded plan is damaged.
+        The first fact of the run contains the plan. The trace of its graph marks the edges that the run followed.
         """
-        return await threads.run(self._draw, header, steps, view, trace)
-
-    def _draw(
-        self, header: PlanRecorded, steps: Sequence[StepSchema], view: FlowView, trace: GraphTrace | None
-    ) -> FlowSchema:
-        plan: Plan | None = None
-        if header.plan and not header.is_dynamic:
-            plan = recorded_plan(header.plan)
+        plan = recorded_plan(header.plan) if header.plan and not header.is_dynamic else None
         if view == "declared" and plan is not None:
             ran: dict[str, list[tuple[str, str]]] = {}
             for step in steps:
                 node = worker_id(step.agent) if step.kind == "delegation" else step.node
                 if node is not None:
                     ran.setdefault(node, []).append((step.id, step.status))
-            return FlowSchema.model_validate(flow_data(self._place(declared_flow(plan, trace)), ran))
+            graph = declared_flow(plan, trace)
+            return FlowSchema.model_validate(flow_data(graph, self._place(graph), ran))
         shown = [
-            RanStep(
+            FlowNode(
                 id=step.id, kind=step.kind, title=step.title, agent=step.agent, status=step.status, level=step.level
             )
             for step in sorted(steps, key=lambda each: each.started_at or 0)
         ]
-        return FlowSchema.model_validate(flow_data(self._place(ran_flow(shown, plan, workflow=header.workflow or ""))))
+        graph = ran_flow(shown, plan, workflow=header.workflow or "")
+        return FlowSchema.model_validate(flow_data(graph, self._place(graph)))
 
-    def _place(self, graph: Flow) -> PlacedFlow:
-        """Return a graph with its layout. Graphs with the same nodes and edges share a layout."""
+    def _place(self, graph: Flow) -> Layout:
+        """Return a layout. Graphs with the same nodes and edges share it."""
         key = (
             tuple((node.id, node.group) for node in graph.nodes),
             tuple((edge.source, edge.target, edge.label, edge.is_back) for edge in graph.edges),
@@ -364,9 +302,9 @@ class FlowDrawer:
             if layout is not None:
                 self._layouts.move_to_end(key)
         if layout is None:
-            layout = place_flow(graph).layout
+            layout = place_flow(graph)
             with self._lock:
                 self._layouts[key] = layout
                 while len(self._layouts) > _KEPT:
                     self._layouts.popitem(last=False)
-        return PlacedFlow(flow=graph, layout=layout)
+        return layout

@@ -6,17 +6,19 @@ Slow pages and clients cannot block a run, and the process can end while the ser
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Protocol, cast
+from pathlib import Path, PurePath
+from typing import Protocol, cast
 
+import uvicorn
 from fastapi import Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,28 +34,16 @@ from ensemble_ray.access.admission import (
     is_loopback,
 )
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right, digest_of, is_key
+from ensemble_ray.access.keys import ApiKey, Right, digest_of, is_key
 from ensemble_ray.definition.fields import Origin
 from ensemble_ray.errors import (
     EnsembleError,
-    IllegalStateError,
-    RecordError,
-    ReviewDecidedError,
-    RunExistsError,
     ValidationError,
 )
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import abandon, new_lock, track
+from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio import check_installed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import uvicorn
-
-    from ensemble_ray.access.keys import ApiKey
-    from ensemble_ray.record.stores import RecordedRun
-
 
 #: Extension of the scope of a request: aborts the connection and drops unsent data.
 _ABORT = "ensemble_ray.abort"
@@ -82,7 +72,7 @@ class HttpServer:
             on_stop: Called on the loop of the server when it stops, before it closes connections.
         """
         self._app = app
-        self._host = host
+        self._host = host.removeprefix("[").removesuffix("]")
         self._port = port
         self._name = name
         self._on_stop = on_stop
@@ -104,12 +94,7 @@ class HttpServer:
         return -1 if running is None else running[2]
 
     def start(self) -> None:
-        """Listen and serve. No effect if the server already runs.
-
-        Raises:
-            ValidationError: the packages that it needs are not installed.
-            EnsembleError: the server cannot listen there, such as when the port is in use.
-        """
+        """Listen and serve. No effect if the server already runs."""
         with self._lock:
             if self._running is not None:
                 return
@@ -139,12 +124,10 @@ class HttpServer:
                 thread.join(_PATIENCE_S)
 
     def _listen(self) -> socket.socket:
-        host = self._host.removeprefix("[").removesuffix("]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        opened = socket.socket(family)
+        opened = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind((host, self._port))
+            opened.bind((self._host, self._port))
             opened.listen()
         except OSError as error:
             opened.close()
@@ -155,12 +138,10 @@ class HttpServer:
         return opened
 
     def _place(self, port: int) -> str:
-        host = self._host.removeprefix("[").removesuffix("]")
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
 
 def _serve(server: uvicorn.Server, opened: socket.socket, started: threading.Event) -> None:
-    """Serve until the server stops. Runs on the thread of the server."""
     try:
         asyncio.run(server.serve(sockets=[opened]))
     finally:
@@ -247,19 +228,13 @@ HEADERS = {
 
 
 class ResponseHeaders:
-    """Adds headers to all answers of an application, including refusals and failures.
-
-    Args:
-        app: The wrapped application.
-        policy: `Content-Security-Policy` of its pages.
-    """
+    """Adds headers to all answers of an application, including refusals. `policy` is the policy of its pages."""
 
     def __init__(self, app: ASGIApp, *, policy: str = HEADERS["content-security-policy"]) -> None:
         self._app = app
         self._headers = {**HEADERS, "content-security-policy": policy}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, and add the headers to the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -275,7 +250,6 @@ class ResponseHeaders:
 
 
 def refuse(status: HTTPStatus, code: str, message: str) -> JSONResponse:
-    """Return the refusal of a layer in front of an application, in the form of studio's failures."""
     failure = {"error": "InvalidRequest", "code": code, "message": message}
     return JSONResponse(failure, status_code=status, headers={**HEADERS, "connection": "close"})
 
@@ -288,13 +262,7 @@ _LONGEST_NUMBER = 30
 
 
 class BodyLimit:
-    """Reads the body of a request before the application does, up to a limit.
-
-    Args:
-        app: The wrapped application. It receives the body in one piece.
-        max_bytes: The longest body.
-        refusal: Returns the answer to a longer body, for a limit.
-    """
+    """Reads the body of a request before the application does, up to a limit. The application receives it in one piece."""
 
     def __init__(
         self,
@@ -308,7 +276,6 @@ class BodyLimit:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request with its body, or refuse it with 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -317,7 +284,11 @@ class BodyLimit:
         if body is None:
             await self._refusal(self._max_bytes)(scope, receive, send)
             return
-        await self._app(scope, _Replayed(body, receive), send)
+
+        async def replay() -> Message:
+            return body.pop(0) if body else await receive()
+
+        await self._app(scope, replay, send)
 
     async def _body(self, receive: Receive) -> list[Message] | None:
         """Return the body in one message, and a disconnect if there was one; None: the body is too long."""
@@ -338,17 +309,6 @@ class BodyLimit:
             if not message.get("more_body", False):
                 is_whole = length <= self._max_bytes
                 return [{"type": "http.request", "body": bytes(parts), "more_body": False}] if is_whole else None
-
-
-class _Replayed:
-    """Returns the messages that were read, then the following ones."""
-
-    def __init__(self, messages: list[Message], receive: Receive) -> None:
-        self._messages = messages
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        return self._messages.pop(0) if self._messages else await self._receive()
 
 
 def too_long(limit: int) -> tuple[HTTPStatus, str, str]:
@@ -376,7 +336,6 @@ class LoopbackCheck:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or refuse it with 403."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
@@ -402,25 +361,8 @@ async def _refuse(code: str, message: str, scope: Scope, receive: Receive, send:
     await refuse(HTTPStatus.FORBIDDEN, code, message)(scope, receive, send)
 
 
-_WORD = re.compile(r"(?<!^)(?<![A-Z])(?=[A-Z])")
-_STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
-    (ReviewDecidedError, HTTPStatus.CONFLICT),
-    (RunExistsError, HTTPStatus.CONFLICT),
-    (IllegalStateError, HTTPStatus.CONFLICT),
-    (RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
-    (ValidationError, HTTPStatus.BAD_REQUEST),
-    (EnsembleError, HTTPStatus.BAD_GATEWAY),
-)
-
-
 class StudioRefusal(Exception):  # noqa: N818  no defect: an answer
-    """Refuses a request: studio answers with a failure (S-STU-40).
-
-    Attributes:
-        status: HTTP status.
-        code: Name of the reason for programs.
-        message: What happened, where, and what to do.
-    """
+    """Refuses a request: studio answers with a failure, as in `FailureSchema` (S-STU-40)."""
 
     def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
         super().__init__(status, code, message)
@@ -432,21 +374,8 @@ def not_found(what: str, name: str) -> StudioRefusal:
     return StudioRefusal(HTTPStatus.NOT_FOUND, f"{what.upper()}_NOT_FOUND", f"There is no {what} '{name[:200]}' here")
 
 
-def status_of(error: BaseException) -> HTTPStatus:
-    """Return the HTTP status for an error of this library."""
-    found = (status for kind, status in _STATUS if isinstance(error, kind))
-    return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def code_of(error: BaseException) -> str:
-    """Return the stable code of an error: `REVIEW_DECIDED_ERROR`."""
-    return _WORD.sub("_", type(error).__name__).upper()
-
-
 @dataclass(frozen=True, slots=True)
 class _KeyHolder:
-    """A visitor with a key."""
-
     key: ApiKey
 
     @property
@@ -471,11 +400,6 @@ class KeyGuard:
     """Requires a key of every request."""
 
     def __init__(self, home: Path) -> None:
-        """Use the keys of a home.
-
-        Raises:
-            ValidationError: the home has no keys, or they cannot be read.
-        """
         self._file = KeyFile(home)
         self._admission = Admission(KeyPolicy.REQUIRED)
         self._stamp: tuple[int, int, int] | None = None
@@ -485,13 +409,8 @@ class KeyGuard:
             )
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _KeyHolder:
-        """Return the holder of the key.
-
-        Raises:
-            StudioRefusal: a missing or unknown key, too many requests, or a missing right.
-        """
         await asyncio.to_thread(self._look)
-        credentials = Credentials(digest=_digest_of(request), is_local=False, is_counted=is_counted)
+        credentials = Credentials(digest=_digest_of(request.scope), is_local=False, is_counted=is_counted)
         decided = self._admission.decide(credentials, at=time.monotonic())
         if not isinstance(decided, Admitted) or decided.key is None:
             wait_s = getattr(decided, "retry_after_s", None)
@@ -516,11 +435,10 @@ class KeyGuard:
             self._stamp = stamp
 
 
-def _digest_of(request: Request) -> str | None:
-    sent = headers_of(request.scope, b"authorization")
-    if len(sent) != 1:
-        return None
-    scheme, _, text = sent[0].strip().partition(" ")
+def _digest_of(scope: Scope) -> str | None:
+    """Return the digest of the key in a request; None: it has no key."""
+    sent = headers_of(scope, b"authorization")
+    scheme, _, text = sent[0].strip().partition(" ") if len(sent) == 1 else ("", "", "")
     return digest_of(text.strip()) if scheme.lower() == "bearer" and is_key(text.strip()) else None
 
 
@@ -586,3 +504,34 @@ class LocalGuard:
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
         del request, right, is_counted
         return ANYBODY
+
+
+#: Interval of the comments that keep idle connections open, s.
+_HEARTBEAT_S = 15
+#: A client that reads no data for this long is disconnected, s. After a reconnect it gets the missed events.
+SEND_TIMEOUT_S = 60.0
+#: Proxies must forward events without buffering, and must not cache them.
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class EventAnswer(EventSourceResponse):
+    def __init__(
+        self,
+        events: AsyncGenerator[ServerSentEvent],
+        *,
+        headers: Mapping[str, str] | None = None,
+        separator: str = "\n",
+    ) -> None:
+        super().__init__(
+            events,
+            ping=_HEARTBEAT_S,
+            send_timeout=SEND_TIMEOUT_S,
+            sep=separator,
+            headers={**STREAM_HEADERS, **(headers or {})},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            await disconnect(scope, receive)

@@ -9,38 +9,30 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.facts.fact import as_mapping, as_sequence, as_text
 from ensemble_ray.process.forks import threads
 from ensemble_ray.process.private_files import private_directory
 from ensemble_ray.record.head import read_head
+from ensemble_ray.record.history import RecordedExecution
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import resume_advice
+from ensemble_ray.record.stores import StoreAddress, resume_advice
 from ensemble_ray.recovery.deciding import record_decision, request_end
 from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
-from ensemble_ray.studio.reading import RunViews
-from ensemble_ray.studio.schemas import PreviewedCall, PreviewedStep, RunPreview
+from ensemble_ray.studio.reading import RunViews, SeenRun
+from ensemble_ray.studio.schemas import Decision, NewFork, PreviewedCall, PreviewedStep, ReviewSchema, RunPreview
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.steps import title_of
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.reviews import ReviewDecision
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from ensemble_ray.record.history import RecordedExecution
-    from ensemble_ray.record.stores import RecordedRun, StoreAddress
-    from ensemble_ray.studio.reading import SeenRun
-    from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema
-    from ensemble_ray.studio.views.steps import StepsView
-
 
 #: Timeout of a command that only answers, s: it loads the team.
 _ANSWER_S = 60.0
@@ -61,11 +53,7 @@ class OwnProcesses:
         self._answering = asyncio.Semaphore(1)
 
     async def ask(self, arguments: Sequence[str]) -> Mapping[str, object]:
-        """Return the JSON object that a command prints.
-
-        Raises:
-            EnsembleError: the command failed, with its error output.
-        """
+        """Return the JSON object that a command prints. A failure raises its error output."""
         async with self._answering:
             process = await asyncio.create_subprocess_exec(
                 *_command(arguments),
@@ -93,17 +81,9 @@ class OwnProcesses:
         return found
 
     async def begin(self, arguments: Sequence[str], log: str, has_begun: Callable[[], Awaitable[bool]]) -> None:
-        """Start a command in the background, and return when its run has begun.
+        """Start a command in the background, and return when its run has begun: when it exists and is owned or over.
 
-        Args:
-            arguments: Arguments of the command.
-            log: Name of the file for its output.
-            has_begun: Returns whether its run exists and is owned or over.
-
-        Raises:
-            StudioRefusal: the command refused its arguments, with its output.
-            EnsembleError: the command failed before the run began, with its output.
-            ValidationError: the name is not a valid file name.
+        A failure before that raises the output of the command: as a refusal if it refused its arguments.
         """
         path, process = await threads.run(self._start, arguments, log)
         threading.Thread(target=process.wait, name="ensemble-ray-studio-run", daemon=True).start()
@@ -111,7 +91,7 @@ class OwnProcesses:
         while asyncio.get_running_loop().time() < deadline:
             if process.returncode is not None:
                 if process.returncode and not await has_begun():
-                    said = _last_words(await threads.run(_read, path))
+                    said = _last_words((await threads.run(path.read_bytes)).decode(errors="replace"))
                     if process.returncode == _REFUSED:
                         raise StudioRefusal(HTTPStatus.CONFLICT, "COMMAND_REFUSED", said)
                     raise EnsembleError(said)
@@ -146,12 +126,7 @@ def _command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "ensemble_ray", *arguments]
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
 def _last_words(said: str) -> str:
-    """Return the last error in the output of a command."""
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [place for place, line in enumerate(lines) if line.startswith("Error:")]
     told = lines[errors[-1] :] if errors else lines[-3:]
@@ -169,39 +144,34 @@ class LocalActions:
     """Actions on the runs of one place. Implements `StudioActions`."""
 
     def __init__(self, address: StoreAddress) -> None:
-        """Open the store of the place.
-
-        Raises:
-            ValidationError: no store supports that address.
-        """
         self._store = store_at(address)
         self._views = RunViews(self._store)
         self._processes = OwnProcesses(address)
 
     async def cancel(self, run_id: str) -> None:
-        """Request the end of a run; see `StudioActions`."""
         await request_end(self._store, await self._views.summary(run_id))
 
     async def preview_resume(self, run_id: str) -> RunPreview:
-        """Preview a resume; see `StudioActions`."""
         seen = await self._views.see(run_id)
         view = seen.view.steps
-        steps = [state for state in view.states.values() if not state.is_unit]
-        blocked = self._obstacle(seen)
+        steps = [state for state in view.history.executions.values() if not state.is_unit]
+
+        def preview(state: RecordedExecution) -> PreviewedStep:
+            return PreviewedStep(step=state.id, title=view.show(state).title)
+
         return RunPreview(
-            reused=[_to_preview(view, each) for each in steps if each.status in _DONE],
-            asked_again=[_to_preview(view, each) for each in steps if each.status not in _DONE],
+            reused=[preview(each) for each in steps if each.status in _DONE],
+            asked_again=[preview(each) for each in steps if each.status not in _DONE],
             unknown_effects=[
                 PreviewedCall(step=each.id, tool=call.tool_name, arguments=call.arguments[:2000])
                 for each in steps
                 for call in (each.open_calls or {}).values()
                 if call.effect == "once"  # other calls can be repeated
             ],
-            blocked=blocked,
+            blocked=self._obstacle(seen),
         )
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Preview a fork; see `StudioActions`. A separate process loads the team."""
         await self._views.summary(run_id)
         if not (await read_head(self._store, run_id)).source.place:
             return RunPreview(blocked=_OF_PROGRAM.format("fork"))
@@ -216,12 +186,6 @@ class LocalActions:
         )
 
     async def resume(self, run_id: str) -> str:
-        """Resume a run in a separate process, and return its id.
-
-        Raises:
-            StudioRefusal: the run cannot be resumed.
-            EnsembleError: its process failed before the run continued.
-        """
         seen = await self._views.see(run_id)
         if (obstacle := self._obstacle(seen)) is not None:
             raise StudioRefusal(HTTPStatus.CONFLICT, "CANNOT_RESUME", obstacle)
@@ -235,33 +199,19 @@ class LocalActions:
         return run_id
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
-        """Start a fork in a separate process, and return its id.
-
-        Raises:
-            StudioRefusal: the fork was refused.
-            RunExistsError: a run with that id exists.
-            EnsembleError: the process failed before the fork began.
-        """
         await self._views.summary(run_id)
         new_id = asked.run_id or new_run_id()
-        if await self._summary(new_id) is not None:
+        if await self._store.summary(new_id) is not None:
             raise RunExistsError(f"There is a run '{new_id}': choose another id")
 
         async def has_begun() -> bool:
-            return await self._summary(new_id) is not None
+            return await self._store.summary(new_id) is not None
 
         arguments = ["fork", run_id, f"--from={asked.from_}", f"--run-id={new_id}", "--quiet"]
         await self._processes.begin(arguments, new_id, has_begun)
         return new_id
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
-        """Decide a gate, and return it.
-
-        Raises:
-            ReviewDecidedError: the gate is already decided.
-            RunExistsError: a process asks its own handler at this gate.
-            ValidationError: the gate does not wait.
-        """
         await self._views.summary(run_id)
         match decision.decision:
             case "approve":
@@ -278,9 +228,6 @@ class LocalActions:
                 return review_of(gate, ensemble=name, at=time.time(), is_owned=False, can_decide=False)
         raise not_found("gate", gate_id)
 
-    async def _summary(self, run_id: str) -> RecordedRun | None:
-        return await self._store.summary(run_id)
-
     @staticmethod
     def _obstacle(seen: SeenRun) -> str | None:
         """Return why a run cannot be resumed; None: its record has no obstacle."""
@@ -296,10 +243,6 @@ class LocalActions:
         if head.state.value == "budget_exhausted":
             return f"It needs a larger budget: {resume_advice(seen.summary.run_id, head.source.place, field='max_tokens=N')}"
         return None
-
-
-def _to_preview(view: StepsView, state: RecordedExecution) -> PreviewedStep:
-    return PreviewedStep(step=state.id, title=view.show(state).title)
 
 
 def _list_offered(tasks: object) -> list[PreviewedStep]:

@@ -1,34 +1,33 @@
 """The processes of active runs, from their records and from their clusters. Runs on the library's loop.
 
-A record contains the owner of a run. Only the scheduler of a cluster can map agents to processes.
+A record contains the owner of a run. Only the scheduler of a cluster can map agents to processes. Each cluster is queried by
+a helper process, so that studio survives the death of the cluster (S-STU-34).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
 
 import psutil
 
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.forks import threads
 from ensemble_ray.process.private_files import FoundCluster, find_cluster
-from ensemble_ray.studio.cluster_process import ClusterProcess
-from ensemble_ray.studio.http_server import ANYBODY
+from ensemble_ray.record.stores import RecordedRun, RunStore
+from ensemble_ray.studio.http_server import ANYBODY, Visitor
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.schemas import TaskHere
+from ensemble_ray.studio.schemas import Actors, TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
-
-if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RecordedRun, RunStore
-    from ensemble_ray.studio.http_server import Visitor
-    from ensemble_ray.studio.schemas import Actors
-    from ensemble_ray.values.descriptions import ClusterDescription
-
+from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.values.descriptions import ClusterDescription, load_cluster
 
 _NO_CLUSTER = (
     "Told by the records: which process owns each active run. Only a cluster can report which process has which agent. Studio queries a "
@@ -40,15 +39,6 @@ _UNASKED = "A cluster cannot be asked: more processes may work for these runs."
 _OTHERS = "Shown are the processes that work for runs of this key's teams."
 #: Most steps in the answer for one process.
 _MOST_STEPS = 200
-_UNITS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state"})
-
-
-class ProcessReader(Protocol):
-    """Reads the current processes."""
-
-    async def actors(self, visitor: Visitor, run_id: str | None = None) -> Actors:
-        """Return the current processes: of one run, or of all runs that the visitor may see."""
-        ...
 
 
 class Cluster(Protocol):
@@ -72,7 +62,7 @@ class ClusterList(Protocol):
 
 
 class RunProcesses:
-    """The processes that own runs of a store, and the processes of their clusters. Implements `ProcessReader`."""
+    """The processes that own runs of a store, and the processes of their clusters."""
 
     def __init__(self, store: RunStore, reader: StudioReader, clusters: ClusterList) -> None:
         self._store = store
@@ -80,12 +70,7 @@ class RunProcesses:
         self._clusters = clusters
 
     async def actors(self, visitor: Visitor, run_id: str | None = None) -> Actors:
-        """Return the current processes. For one run: its owner and the processes with its agents.
-
-        Raises:
-            StudioRefusal: there is no such run.
-            RecordError: the store cannot be read.
-        """
+        """Return the current processes. For one run: its owner and the processes with its agents."""
         if run_id is not None:
             await self._reader.check_visible(run_id, visitor)
         visible = [run for run in await self._store.runs() if visitor.may_see(run)]
@@ -95,7 +80,12 @@ class RunProcesses:
         own = {run.pid for run in owned if run.pid is not None and run.host == here}
         is_asked = run_id is None or bool(going_on)  # no process works for an ended run
         found = await self._clusters.clusters(sorted(own)) if is_asked else ()
-        described, failures = await _describe_all(found)
+        answers = await asyncio.gather(*(each.describe() for each in found), return_exceptions=True)
+        described = [each for each in answers if isinstance(each, ClusterDescription)]
+        failures = [message_of(each) for each in answers if isinstance(each, EnsembleError)]
+        for each in answers:
+            if not isinstance(each, ClusterDescription | EnsembleError):
+                raise each
         asked = ActorsQuestion(
             visible=frozenset(run.run_id for run in visible),
             is_all_seen=visitor.sees_cluster,
@@ -113,10 +103,9 @@ class RunProcesses:
         return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
 
     async def _get_owned(self, run: RecordedRun, visitor: Visitor) -> RunAndOwner:
-        """Return the owner of a run, with its running steps."""
         pid, host = run.owner_process or (None, "somewhere")
         steps = (await self._reader.steps(run.run_id, visitor, after=0)).steps
-        running = [step for step in steps if step.status == "running" and step.kind not in _UNITS]
+        running = [step for step in steps if step.status == "running" and not step.is_unit]
         return RunAndOwner(
             run_id=run.run_id,
             host=host,
@@ -128,21 +117,6 @@ class RunProcesses:
             more_running=max(0, len(running) - _MOST_STEPS),
             memory_mb=_memory_mb(pid) if pid is not None and host == socket.gethostname() else None,
         )
-
-
-async def _describe_all(clusters: Sequence[Cluster]) -> tuple[list[ClusterDescription], list[str]]:
-    """Return the descriptions of clusters, and the errors of the others."""
-    answers = await asyncio.gather(*(each.describe() for each in clusters), return_exceptions=True)
-    described: list[ClusterDescription] = []
-    failures: list[str] = []
-    for answer in answers:
-        if isinstance(answer, EnsembleError):
-            failures.append(message_of(answer))
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            described.append(answer)
-    return described, failures
 
 
 def _memory_mb(pid: int) -> float | None:
@@ -165,11 +139,6 @@ class LocalClusters:
     """Queries clusters, each through a separate process. Implements `ClusterList`."""
 
     def __init__(self, address: str = "") -> None:
-        """Store the address.
-
-        Args:
-            address: Address of the cluster; empty: use the clusters of local runs.
-        """
         self._named = ClusterProcess(address) if address not in {"", _LOCAL} else None
         self._found: OrderedDict[str, ClusterProcess] = OrderedDict()
         #: by process id: end of validity and cluster
@@ -204,18 +173,133 @@ class LocalClusters:
 
 
 async def look_at_actors(store: RunStore, run_id: str | None = None, *, cluster: str = "") -> Actors:
-    """Return the processes of active runs of a store, and the processes of their clusters.
-
-    Args:
-        store: Contains the records.
-        run_id: Only the processes of this run; None: of all runs.
-        cluster: Address of the cluster to query; empty: the clusters of runs of this machine.
-
-    Raises:
-        RecordError: the store cannot be read.
-    """
+    """Return the processes of active runs of a store, and the processes of their clusters."""
     clusters = LocalClusters(cluster)
     try:
         return await RunProcesses(store, StudioReader(store, can_decide=False), clusters).actors(ANYBODY, run_id)
     finally:
         await clusters.close()
+
+
+_MODULE = "ensemble_ray.actors.driver.cluster_probe"
+#: Timeouts of the first answer, which imports Ray and joins the cluster, and of later answers, s.
+_FIRST_S, _NEXT_S = 40.0, 20.0
+#: How long an idle process stays, s.
+_IDLE_S = 60.0
+#: Pause between a failure and the next query, s.
+_PAUSE_S = 10.0
+#: Longest answer, bytes.
+_MOST_BYTES = 64 * 2**20
+#: Longest reported error, characters.
+_TOLD = 500
+_start_process = asyncio.create_subprocess_exec
+
+
+class ClusterProcess:
+    """Queries one cluster. A failed query blocks further queries for a pause."""
+
+    def __init__(self, address: str, environment: Mapping[str, str] | None = None) -> None:
+        """Store the address. The first query starts the process."""
+        self._address = address
+        self._environment = dict(environment or {})
+        self._process: asyncio.subprocess.Process | None = None
+        self._asking: asyncio.Task[ClusterDescription] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._failure: tuple[float, str] | None = None
+
+    async def describe(self) -> ClusterDescription:
+        """Return the description of the cluster from its actors. Concurrent calls share one query."""
+        loop = asyncio.get_running_loop()
+        if self._failure is not None and loop.time() < self._failure[0]:
+            raise EnsembleError(self._failure[1])
+        if self._asking is None or self._asking.done():
+            self._asking = loop.create_task(self._ask())
+        asking = self._asking
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not asking.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise EnsembleError(f"The cluster at {self._address} is not asked any more") from None
+
+    async def close(self) -> None:
+        """Cancel the current query and end the process. The next query starts a new process."""
+        if self._idle is not None:
+            self._idle.cancel()
+        while self._asking is not None and not self._asking.done():
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        await self._end_process()
+        if self._ending is not None:
+            await self._ending
+
+    async def _ask(self) -> ClusterDescription:
+        loop = asyncio.get_running_loop()
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            described = _description(self._address, await self._exchange())
+        except (OSError, ValueError, TimeoutError, EnsembleError) as error:
+            await self._end_process()
+            why = "it did not answer in time" if isinstance(error, TimeoutError) else one_line(str(error), _TOLD)
+            text = f"The cluster at {self._address} cannot be asked: {why}"
+            text = str(error) if isinstance(error, EnsembleError) else text
+            self._failure = (loop.time() + _PAUSE_S, text)
+            raise EnsembleError(text) from error
+        self._failure = None
+        self._idle = loop.call_later(_IDLE_S, self._end_if_idle)
+        return described
+
+    def _end_if_idle(self) -> None:
+        if self._asking is None or self._asking.done():
+            self._ending = asyncio.get_running_loop().create_task(self._end_process())
+
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    async def _exchange(self) -> bytes:
+        """Send a query, and return the line of its answer."""
+        is_first = self._process is None or self._process.returncode is not None
+        if is_first:
+            starting = asyncio.create_task(self._start())
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await starting  # the cancelled query ends the process, so `_process` must be set
+                raise
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None, "just made"  # noqa: S101, PT018  for the type
+        async with asyncio.timeout(_FIRST_S if is_first else _NEXT_S):
+            process.stdin.write(b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        if not line:
+            raise EnsembleError(f"The cluster at {self._address} is gone, or cannot be joined")
+        return line
+
+    async def _start(self) -> None:
+        self._process = await _start_process(
+            sys.executable,
+            "-m",
+            _MODULE,
+            self._address,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **self._environment},
+            limit=_MOST_BYTES,
+        )
+
+
+def _description(address: str, line: bytes) -> ClusterDescription:
+    """Return the description in a line."""
+    found: object = json.loads(line)
+    said = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    if "error" in said:
+        raise EnsembleError(f"The cluster at {address} cannot be asked: {one_line(str(said['error']), _TOLD)}")
+    return load_cluster(json.dumps(said.get("description")).encode())

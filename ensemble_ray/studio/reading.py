@@ -8,34 +8,18 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.process.forks import threads
 from ensemble_ray.record.open_reviews import fold_gates
-from ensemble_ray.studio.documents import FlowDrawer
-from ensemble_ray.studio.http_server import not_found
-from ensemble_ray.studio.run_list import RunListing
-from ensemble_ray.studio.schemas import LiveSteps, ReviewListSchema, StepList
+from ensemble_ray.record.stores import RecordedRun, RunReader
+from ensemble_ray.studio import schemas
+from ensemble_ray.studio.documents import FlowDrawer, FlowView
+from ensemble_ray.studio.http_server import Visitor, not_found
+from ensemble_ray.studio.run_list import RunListing, RunSearch
 from ensemble_ray.studio.views.run_view import RunView, review_of
 from ensemble_ray.studio.views.step_detail import compare_steps, detail_of
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from ensemble_ray.record.stores import RecordedRun, RunReader
-    from ensemble_ray.studio.documents import FlowView
-    from ensemble_ray.studio.http_server import Visitor
-    from ensemble_ray.studio.run_list import RunSearch
-    from ensemble_ray.studio.schemas import (
-        ComparedRuns,
-        FlowSchema,
-        ReviewSchema,
-        RunDetailSchema,
-        RunList,
-        RunSeries,
-        StepDetail,
-    )
-
 
 #: Most views in the cache. Followed views always stay, since a new view folds the whole record.
 _KEPT = 16
@@ -71,30 +55,23 @@ class RunViews:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     async def see(self, run_id: str) -> SeenRun:
-        """Return the current view of a run.
-
-        Raises:
-            StudioRefusal: there is no such run.
-            RecordError: the store cannot be read.
-        """
         summary = await self.summary(run_id)
         kept = self._kept.get(run_id)
         if kept is None or kept.created_at != summary.created_at:
             kept = self._kept[run_id] = _Kept(summary.created_at, RunView(run_id), self._clock())
         self._kept.move_to_end(run_id)
         kept.asked_at = self._clock()
-        self._evict_idle()
+        while len(self._kept) > _KEPT:  # views without followers go, the least recently used first
+            oldest_id, oldest = next(iter(self._kept.items()))
+            if self._clock() - oldest.asked_at < _FOLLOWED_S:
+                break
+            del self._kept[oldest_id]
         async with kept.lock:
             await self._catch_up(kept)
             kept.view.settle(summary)
         return SeenRun(view=kept.view, summary=summary, problem=kept.problem)
 
     async def summary(self, run_id: str) -> RecordedRun:
-        """Return the state of a run in the store.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
         try:
             found = await self._store.summary(run_id)
         except ValidationError:  # the id cannot name a record
@@ -102,14 +79,6 @@ class RunViews:
         if found is None:
             raise not_found("run", run_id)
         return found
-
-    def _evict_idle(self) -> None:
-        """Evict views without followers, the least recently used first, down to the limit."""
-        while len(self._kept) > _KEPT:
-            run_id, oldest = next(iter(self._kept.items()))
-            if self._clock() - oldest.asked_at < _FOLLOWED_S:
-                return
-            del self._kept[run_id]
 
     async def _catch_up(self, kept: _Kept) -> None:
         try:
@@ -135,10 +104,8 @@ class RunViews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLook:
-    """The changes of a run since the last look."""
-
     #: None: no change
-    changes: LiveSteps | None
+    changes: schemas.LiveSteps | None
     #: whether no more changes follow by themselves
     is_over: bool
     #: changes with the state of the run
@@ -172,48 +139,23 @@ class StudioReader:
         self._listing = RunListing(store)
         self._flows = FlowDrawer()
 
-    async def runs(self, search: RunSearch, visitor: Visitor, *, cursor: str, limit: int) -> RunList:
-        """Return a page of the runs; see `RunListing.page`."""
+    async def runs(self, search: RunSearch, visitor: Visitor, *, cursor: str, limit: int) -> schemas.RunList:
         return await self._listing.page(search, visitor.may_see, cursor=cursor, limit=limit)
 
-    async def run(self, run_id: str, visitor: Visitor) -> RunDetailSchema:
-        """Return a run.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
+    async def run(self, run_id: str, visitor: Visitor) -> schemas.RunDetailSchema:
         return self._detail(await self._see(run_id, visitor), visitor)
 
-    async def series(self, run_id: str, visitor: Visitor) -> RunSeries:
-        """Return a run with its neighbours in time.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
-        summary = await self._summary(run_id, visitor)
+    async def series(self, run_id: str, visitor: Visitor) -> schemas.RunSeries:
+        summary = await self.check_visible(run_id, visitor)
         return await self._listing.series(summary, visitor.may_see, is_of_one=self._is_of_one)
 
-    async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> StepList:
-        """Return the steps of a run that changed after a position.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
+    async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> schemas.StepList:
+        """Return the steps of a run that changed after a position."""
         view = (await self._see(run_id, visitor)).view
-        return StepList(steps=view.steps.rows(after=after), cursor=view.cursor)
+        return schemas.StepList(steps=view.steps.rows(after=after), cursor=view.cursor)
 
     async def look(self, run_id: str, visitor: Visitor, *, after: int, stamp: tuple[int, str] | None) -> LiveLook:
-        """Return the changes of a run.
-
-        Args:
-            run_id: The run's id.
-            visitor: The visitor.
-            after: Position of the last seen fact.
-            stamp: Stamp of the last look; None: this is the first.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
+        """Return the changes of a run after a position, and after the stamp of the last look."""
         seen = await self._see(run_id, visitor)
         view = seen.view
         state = view.totals.state(seen.summary)
@@ -225,36 +167,25 @@ class StudioReader:
         steps = view.steps.rows(after=after)
         if is_over and after >= view.cursor:
             steps = [row for row in view.steps.rows() if row.status == "interrupted"]
-        changes = LiveSteps(steps=steps, run=self._detail(seen, visitor, has_texts=False), cursor=view.cursor)
+        changes = schemas.LiveSteps(steps=steps, run=self._detail(seen, visitor, has_texts=False), cursor=view.cursor)
         return LiveLook(changes=changes, is_over=is_over, stamp=now)
 
-    async def step(self, run_id: str, step_id: str, visitor: Visitor) -> StepDetail:
-        """Return a step in all detail, with full texts.
-
-        Raises:
-            StudioRefusal: there is no such run, or step.
-            RecordError: the record is damaged.
-        """
+    async def step(self, run_id: str, step_id: str, visitor: Visitor) -> schemas.StepDetail:
         seen = await self._see(run_id, visitor)
         return await self._step(seen, step_id, self._reviews(seen))
 
     async def step_details(
         self, run_id: str, step_ids: Iterable[str], visitor: Visitor
-    ) -> AsyncIterator[tuple[str, StepDetail]]:
-        """Yield many steps in all detail, with their ids; see `step`.
-
-        Raises:
-            StudioRefusal: there is no such run, or step.
-            RecordError: the record is damaged.
-        """
+    ) -> AsyncIterator[tuple[str, schemas.StepDetail]]:
+        """Yield many steps in all detail, with their ids; see `step`."""
         seen = await self._see(run_id, visitor)
         reviews = self._reviews(seen)
         for each in step_ids:
             yield each, await self._step(seen, each, reviews)
 
-    async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[ReviewSchema]) -> StepDetail:
+    async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[schemas.ReviewSchema]) -> schemas.StepDetail:
         run_id = seen.view.run_id
-        state = seen.view.steps.states.get(step_id)
+        state = seen.view.steps.history.executions.get(step_id)
         if state is None:
             raise not_found("step", step_id)
         facts = [each for each in await self._store.facts_of(run_id, step_id) if each.instance == step_id]
@@ -263,35 +194,20 @@ class StudioReader:
             seen.view.steps.show(state).row(), facts, seen.view.totals.head.header, reviews=reviews, question=question
         )
 
-    async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> FlowSchema:
-        """Return the graph of a run with its layout.
-
-        Raises:
-            StudioRefusal: there is no such run.
-            RecordError: its plan is damaged.
-        """
+    async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> schemas.FlowSchema:
         seen = await self._see(run_id, visitor)
         header, steps = seen.view.totals.head.header, seen.view.steps
-        return await self._flows.draw(header, steps.rows(), view, steps.graph_trace())
+        return await threads.run(self._flows.draw, header, steps.rows(), view, steps.graph_trace())
 
-    async def compare(self, a: str, b: str, visitor: Visitor) -> ComparedRuns:
-        """Return two runs side by side.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
+    async def compare(self, a: str, b: str, visitor: Visitor) -> schemas.ComparedRuns:
         seen = [await self._see(run_id, visitor) for run_id in (a, b)]
         rows = [(each.view.totals.row(each.summary), each.view.steps) for each in seen]
         return compare_steps(rows[0], rows[1])
 
-    async def reviews(self, visitor: Visitor) -> ReviewListSchema:
-        """Return the open gates of all runs, oldest first.
-
-        Raises:
-            RecordError: the store cannot be read.
-        """
+    async def reviews(self, visitor: Visitor) -> schemas.ReviewListSchema:
+        """Return the open gates of all runs, oldest first."""
         now = time.time()
-        found: list[ReviewSchema] = []
+        found: list[schemas.ReviewSchema] = []
         for run, facts in await self._store.gates():
             if not visitor.may_see(run):
                 continue
@@ -303,26 +219,17 @@ class StudioReader:
                 for gate in waiting
             ]
         found = self._mark(found)
-        return ReviewListSchema(reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id)))
+        return schemas.ReviewListSchema(
+            reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id))
+        )
 
-    async def gate(self, run_id: str, gate_id: str) -> ReviewSchema | None:
-        """Return the current state of a gate of a run; None: there is no such gate.
-
-        Raises:
-            StudioRefusal: there is no such run.
-        """
+    async def gate(self, run_id: str, gate_id: str) -> schemas.ReviewSchema | None:
+        """Return the current state of a gate of a run; None: there is no such gate."""
         reviews = self._reviews(await self._views.see(run_id))
         return next((each for each in reviews if each.gate_id == gate_id), None)
 
-    async def check_visible(self, run_id: str, visitor: Visitor) -> None:
-        """Refuse a run that the visitor may not see.
-
-        Raises:
-            StudioRefusal: the run does not exist, or the visitor may not see it.
-        """
-        await self._summary(run_id, visitor)
-
-    async def _summary(self, run_id: str, visitor: Visitor) -> RecordedRun:
+    async def check_visible(self, run_id: str, visitor: Visitor) -> RecordedRun:
+        """Return the state of a run, or refuse a run that the visitor may not see."""
         summary = await self._views.summary(run_id)
         if not visitor.may_see(summary):
             raise not_found("run", run_id)
@@ -332,10 +239,10 @@ class StudioReader:
         await self.check_visible(run_id, visitor)
         return await self._views.see(run_id)
 
-    def _reviews(self, seen: SeenRun) -> Sequence[ReviewSchema]:
+    def _reviews(self, seen: SeenRun) -> Sequence[schemas.ReviewSchema]:
         return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
-    def _mark(self, reviews: Sequence[ReviewSchema]) -> list[ReviewSchema]:
+    def _mark(self, reviews: Sequence[schemas.ReviewSchema]) -> list[schemas.ReviewSchema]:
         """Return the gates. Gates with a handler in this process are decidable."""
         is_asked_here = self._is_asked_here
         if is_asked_here is None:
@@ -344,7 +251,7 @@ class StudioReader:
             each.model_copy(update={"decidable": True}) if is_asked_here(each.gate_id) else each for each in reviews
         ]
 
-    def _detail(self, seen: SeenRun, visitor: Visitor, *, has_texts: bool = True) -> RunDetailSchema:
+    def _detail(self, seen: SeenRun, visitor: Visitor, *, has_texts: bool = True) -> schemas.RunDetailSchema:
         detail = seen.view.detail(
             seen.summary,
             at=time.time(),

@@ -8,18 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.run_options import has_tag
 from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.record.stores import RecordedRun, RunReader
 from ensemble_ray.studio.http_server import StudioRefusal
-from ensemble_ray.studio.schemas import RunList, RunSeries
+from ensemble_ray.studio.schemas import RunList, RunRow, RunSeries
+from ensemble_ray.studio.views.run_view import TOTAL_KINDS, RunTotals
 from ensemble_ray.studio.views.steps import wire_status
-from ensemble_ray.studio.views.totals import TOTAL_KINDS, RunTotals
-
-if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RecordedRun, RunReader
-    from ensemble_ray.studio.schemas import RunRow
 
 #: Most rows of one page, and the default.
 MOST_ROWS, _USUAL_ROWS = 200, 50
@@ -54,8 +50,6 @@ class RunSearch:
 
 @dataclass(slots=True)
 class _Row:
-    """The cached data of one run."""
-
     created_at: float
     summary: RecordedRun
     totals: RunTotals = field(default_factory=RunTotals)
@@ -85,20 +79,16 @@ class RunListing:
         """Return the next rows after a cursor.
 
         The words are searched in ids and teams first. If no run matches, the search reads records, up to a limit per page.
-
-        Args:
-            search: The filter.
-            may_see: Returns whether the caller may see a run.
-            cursor: The end of the last page; empty: start with the newest run.
-            limit: Most rows.
-
-        Raises:
-            StudioRefusal: the cursor is invalid.
-            RecordError: the store cannot be read.
         """
         summaries = [each for each in await self.summaries() if may_see(each)]
         after = _position_of(cursor) if cursor else None
-        left = [each for each in summaries if (after is None or _position(each) < after) and _is_meant(each, search)]
+        left = [
+            each
+            for each in summaries
+            if (after is None or _position(each) < after)
+            and (not search.statuses or wire_status(each.state) in search.statuses)
+            and each.created_at.timestamp() >= search.since
+        ]
         limit = max(1, min(limit, MOST_ROWS))
         words = search.text.casefold().split()
         named = [each for each in left if _has(words, each.run_id, each.origin)]
@@ -128,11 +118,7 @@ class RunListing:
         return _page(found, left[:position], position < len(left), total)
 
     async def summaries(self) -> list[RecordedRun]:
-        """Return all runs, newest first. The list may be up to 1 s old.
-
-        Raises:
-            RecordError: the store cannot be read.
-        """
+        """Return all runs, newest first. The list may be up to 1 s old."""
         async with self._listing:
             if self._listed is None or time.monotonic() - self._listed[0] > _LASTING_S:
                 runs = await self._store.runs()
@@ -140,7 +126,6 @@ class RunListing:
             return self._listed[1]
 
     async def rows(self, summaries: Sequence[RecordedRun]) -> list[RunRow]:
-        """Return the rows of these runs."""
         return list(await asyncio.gather(*(self.row(each) for each in summaries)))
 
     async def row(self, summary: RecordedRun) -> RunRow:
@@ -157,7 +142,11 @@ class RunListing:
             if known.row is not None and self._is_known(summary):
                 return known.row
             try:
-                await self._read(summary.run_id, known.totals)
+                pages = self._store.read(summary.run_id, after=known.totals.cursor, kinds=TOTAL_KINDS)
+                async with aclosing(pages):
+                    async for page in pages:
+                        for fact in page:
+                            known.totals.apply(fact)
             except RecordError as error:
                 return known.totals.row(summary).model_copy(update={"summary": message_of(error)})
         row = known.totals.row(summary)
@@ -167,16 +156,7 @@ class RunListing:
     async def series(
         self, summary: RecordedRun, may_see: Callable[[RecordedRun], bool], *, is_of_one: bool
     ) -> RunSeries:
-        """Return a run with its neighbours in time (S-VIZ-76).
-
-        Args:
-            summary: The run.
-            may_see: Returns whether the caller may see a run.
-            is_of_one: Whether all runs of the store belong to one program and form one series. If not, the runs of one team do.
-
-        Raises:
-            RecordError: the store cannot be read.
-        """
+        """Return a run with its neighbours in time (S-VIZ-76). `is_of_one`: all runs belong to one program and form a series."""
         runs = [
             each
             for each in reversed(await self.summaries())
@@ -212,12 +192,6 @@ class RunListing:
             and known.row.status == wire_status(summary.state)
         )
 
-    async def _read(self, run_id: str, totals: RunTotals) -> None:
-        async with aclosing(self._store.read(run_id, after=totals.cursor, kinds=TOTAL_KINDS)) as pages:
-            async for page in pages:
-                for fact in page:
-                    totals.apply(fact)
-
 
 def _around(runs: Sequence[RecordedRun], run: RecordedRun, count: int) -> slice:
     """Return the positions of `count` runs around one, in a list with the oldest first. A missing run counts as the newest."""
@@ -232,25 +206,13 @@ def _has(words: Sequence[str], *texts: str) -> bool:
     return all(word in text for word in words)
 
 
-def _is_meant(summary: RecordedRun, search: RunSearch) -> bool:
-    """Whether a run matches the status and the time of a search. The team name needs the record."""
-    return (
-        not search.statuses or wire_status(summary.state) in search.statuses
-    ) and summary.created_at.timestamp() >= search.since
-
-
 def _page(rows: list[RunRow], seen: Sequence[RecordedRun], has_more: bool, total: int) -> RunList:  # noqa: FBT001  private
-    cursor = _cursor_of(seen[-1]) if has_more and seen else None
-    return RunList(runs=rows, next_cursor=cursor, total_known=total)
+    at, run_id = _position(seen[-1]) if seen else (0.0, "")
+    return RunList(runs=rows, next_cursor=f"{at!r}:{run_id}" if has_more and seen else None, total_known=total)
 
 
 def _position(summary: RecordedRun) -> tuple[float, str]:
     return summary.created_at.timestamp(), summary.run_id
-
-
-def _cursor_of(summary: RecordedRun) -> str:
-    at, run_id = _position(summary)
-    return f"{at!r}:{run_id}"
 
 
 def _position_of(cursor: str) -> tuple[float, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, RootModel
 
-from ensemble_ray.record.history.executions import ExecutionKind, ExecutionStatus
+from ensemble_ray.record.history.executions import ROUND_KINDS, UNIT_KINDS, ExecutionKind, ExecutionStatus
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 
@@ -40,17 +40,11 @@ class CostSchema(StudioSchema):
 
 
 class FailureSchema(StudioSchema):
-    """The body of every failure (S-STU-40).
+    """The body of every failure (S-STU-40)."""
 
-    Attributes:
-        error: Class of the error.
-        code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
-        message: What happened, where, and what to do.
-    """
-
-    error: str
-    code: str
-    message: Text
+    error: str  # class of the error
+    code: str  # stable name of the reason for programs, such as `RUN_NOT_FOUND`
+    message: Text  # what happened, where, and what to do
 
 
 #: State of a run, in the words of the endpoint (S-SRV-3).
@@ -68,26 +62,19 @@ RunStatus = Literal[
 
 
 class Decision(StudioSchema):
-    """Body of `POST api/studio/reviews/RUN/GATE`.
-
-    Attributes:
-        text: The new text of an edit; may be empty.
-    """
+    """Body of `POST api/studio/reviews/RUN/GATE`."""
 
     decision: Literal["approve", "edit", "exit"]
-    text: str | None = None
+    text: str | None = None  # the new text of an edit; may be empty
     comment: str = ""
 
 
 class NewFork(StudioSchema):
-    """Body of `POST api/studio/runs/ID/fork`.
+    """Body of `POST api/studio/runs/ID/fork`."""
 
-    Attributes:
-        from_: The step to repeat: `fork_spec` of a step.
-        run_id: Name of the new run; null: studio generates one.
-    """
-
+    #: the step to repeat: `fork_spec` of a step
     from_: Argument = Field(validation_alias="from", min_length=1, max_length=1000)
+    #: name of the new run; null: studio generates one
     run_id: str | None = Field(default=None, min_length=1, max_length=128)
 
 
@@ -98,8 +85,6 @@ class AcceptedAction(StudioSchema):
 
 
 class PreviewedStep(StudioSchema):
-    """A step in the preview of a run."""
-
     step: str
     title: Text
 
@@ -113,142 +98,92 @@ class PreviewedCall(StudioSchema):
 
 
 class RunPreview(StudioSchema):
-    """Preview of a resumed or forked run: reused steps and repeated steps.
+    """Preview of a resumed or forked run: reused steps and repeated steps."""
 
-    Attributes:
-        reused: Steps with an output in the record.
-        asked_again: Started steps to repeat or finish. For a fork, its step and all later ones.
-        unknown_effects: Calls that need a decision of a person first.
-        blocked: Why the run cannot be resumed or forked; null: it can.
-    """
-
-    reused: list[PreviewedStep] = Field(default_factory=list[PreviewedStep])
-    asked_again: list[PreviewedStep] = Field(default_factory=list[PreviewedStep])
-    unknown_effects: list[PreviewedCall] = Field(default_factory=list[PreviewedCall])
-    blocked: Text | None = None
+    reused: list[PreviewedStep] = []  # steps with an output in the record
+    #: started steps to repeat or finish. For a fork, its step and all later ones.
+    asked_again: list[PreviewedStep] = []
+    unknown_effects: list[PreviewedCall] = []  # calls that need a decision of a person first
+    blocked: Text | None = None  # why the run cannot be resumed or forked; null: it can
 
 
 class TaskHere(StudioSchema):
-    """A step assigned to a process.
-
-    Attributes:
-        since: When the process started it; null: it waits there, or was just sent.
-        deaths: Number of processes that died while they executed it.
-    """
-
     run_id: str
     step: str
-    since: Millis | None = None
-    deaths: int = 0
+    since: Millis | None = None  # when the process started it; null: it waits there, or was just sent
+    deaths: int = 0  # number of processes that died while they executed it
 
 
 class RunHere(StudioSchema):
-    """A run that uses a process.
-
-    Attributes:
-        known: Whether this store has its record.
-        agents: Roles of its agents in the process.
-        replica: Number of the process among the `replicas` processes of these agents.
-    """
+    """A run that uses a process."""
 
     run_id: str
-    known: bool = True
-    agents: list[Text] = Field(default_factory=list[str])
+    known: bool = True  # whether this store has its record
+    agents: list[Text] = []  # roles of its agents in the process
     more_agents: int = 0
-    replica: int = 1
+    replica: int = 1  # number of the process among the `replicas` processes of these agents
     replicas: int = 1
 
 
 class ProcessInfo(StudioSchema):
-    """A process of a cluster, or one that owns a run.
-
-    Attributes:
-        state: `silent`: it does not answer; `kept`: idle until the next run; `retiring`: it ends after its current runs.
-        queue: Waiting work; null: unknown.
-        in_flight: Its steps that began first. `more_in_flight` counts the others.
-        restarts: Number of dead processes that it replaces; null: unknown.
-        reserved: The resources that it reserves on its node.
-    """
+    """A process of a cluster, or one that owns a run."""
 
     pid: int | None = None
     name: str
     kind: Literal["scheduler", "agent", "manager", "callables", "journal", "limiter", "events", "driver"]
+    #: `silent`: it does not answer; `kept`: idle until the next run; `retiring`: it ends after its current runs
     state: Literal["ready", "starting", "silent", "kept", "retiring"] = "ready"
-    runs: list[RunHere] = Field(default_factory=list[RunHere])
+    runs: list[RunHere] = []
     more_runs: int = 0
-    queue: int | None = None
-    in_flight: list[TaskHere] = Field(default_factory=list[TaskHere])
+    queue: int | None = None  # waiting work; null: unknown
+    #: its steps that began first. `more_in_flight` counts the others.
+    in_flight: list[TaskHere] = []
     more_in_flight: int = 0
-    restarts: int | None = None
+    restarts: int | None = None  # number of dead processes that it replaces; null: unknown
     scheduler: str | None = None
-    reserved: Text | None = None
+    reserved: Text | None = None  # the resources that it reserves on its node
     memory_mb: float | None = None
     note: Text | None = None
 
 
 class NodeActors(StudioSchema):
-    """A node of a cluster, and the processes on it."""
-
     node: str
     address: str | None = None
     processes: list[ProcessInfo]
 
 
 class LimiterSchema(StudioSchema):
-    """A limit of requests.
-
-    Attributes:
-        queue: Requests that wait for a permit.
-        permits: Permits available now.
-        leased: Unused permits that processes hold.
-        agents: Agents in the processes that requested permits.
-    """
-
     name: str
     requests: int
     period_s: float
-    queue: int
-    permits: int
-    leased: int = 0
-    agents: list[Text] = Field(default_factory=list[str])
+    queue: int  # requests that wait for a permit
+    permits: int  # permits available now
+    leased: int = 0  # unused permits that processes hold
+    agents: list[Text] = []  # agents in the processes that requested permits
 
 
 class BreakerSchema(StudioSchema):
-    """The circuit breaker of a model endpoint, over all processes.
-
-    Attributes:
-        state: The worst state in any process.
-        open_in: Number of processes in which it is not closed.
-        probe_at: When the next call may try the endpoint; null: no probe is due.
-        sent: Concurrent calls.
-        queue: Waiting calls.
-        limit: Most concurrent calls, after the endpoint asked for fewer; null: no limit.
-    """
+    """The circuit breaker of a model endpoint, over all processes."""
 
     name: str
-    state: Literal["closed", "open", "half_open"]
+    state: Literal["closed", "open", "half_open"]  # the worst state in any process
     processes: int
-    open_in: int = 0
-    probe_at: Millis | None = None
+    open_in: int = 0  # number of processes in which it is not closed
+    probe_at: Millis | None = None  # when the next call may try the endpoint; null: no probe is due
     last_failure: Text | None = None
-    sent: int = 0
-    queue: int = 0
-    limit: int | None = None
+    sent: int = 0  # concurrent calls
+    queue: int = 0  # waiting calls
+    limit: int | None = None  # most concurrent calls, after the endpoint asked for fewer; null: no limit
 
 
 class Actors(StudioSchema):
-    """Answer to `GET api/studio/actors`.
+    """Answer to `GET api/studio/actors`."""
 
-    Attributes:
-        clusters: Addresses of the queried clusters.
-        note: Why the answer is empty or incomplete.
-    """
-
-    nodes: list[NodeActors] = Field(default_factory=list[NodeActors])
-    limiters: list[LimiterSchema] = Field(default_factory=list[LimiterSchema])
-    breakers: list[BreakerSchema] = Field(default_factory=list[BreakerSchema])
-    clusters: list[str] = Field(default_factory=list[str])
-    note: Text | None = None
+    nodes: list[NodeActors] = []
+    limiters: list[LimiterSchema] = []
+    breakers: list[BreakerSchema] = []
+    clusters: list[str] = []  # addresses of the queried clusters
+    note: Text | None = None  # why the answer is empty or incomplete
 
 
 #: A graph, a trace, or a run written by `Export`.
@@ -256,110 +191,26 @@ FileKind = Literal["dag", "trace", "run"]
 
 
 class FileEntry(StudioSchema):
-    """A file.
-
-    Attributes:
-        kind: Its kind; null: the page cannot show it, for the reason in `problem`.
-        problem: The error in the file. A file with a kind is shown as far as possible.
-        tasks: Number of its tasks; null: unknown.
-    """
-
     name: Text
-    kind: FileKind | None
-    problem: Text | None = None
+    kind: FileKind | None  # its kind; null: the page cannot show it, for the reason in `problem`
+    problem: Text | None = None  # the error in the file. A file with a kind is shown as far as possible.
     size_bytes: int
     modified_at: Millis
     workflow: Text = ""
-    tasks: int | None = None
+    tasks: int | None = None  # number of its tasks; null: unknown
     duration_ms: int | None = None
 
 
 class FileList(StudioSchema):
-    """Answer to `GET api/studio/files`: the last changed files first.
+    """Answer to `GET api/studio/files`: the last changed files first."""
 
-    Attributes:
-        folder: Path of their folder.
-        left_out: Number of files that are not in the list.
-    """
-
-    folder: Text
+    folder: Text  # path of their folder
     files: list[FileEntry]
-    left_out: int = 0
+    left_out: int = 0  # number of files that are not in the list
 
 
-EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
-GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
-
-
-class FlowNodeSchema(StudioSchema):
-    """A declared or an executed task.
-
-    Attributes:
-        kind: Kind of its steps.
-        group: The group around it.
-        steps: The steps of the node; null: the node is folded, and `count` is their number.
-        counts: Number of steps by status, if the node is folded.
-        badges: Short labels, such as `CP`, `L0`, `MAP`.
-    """
-
-    id: str
-    x: float
-    y: float
-    w: float
-    h: float
-    kind: str
-    title: Text
-    agent: Text = ""
-    level: int | None = None
-    critical: bool = False
-    group: str | None = None
-    steps: list[str] | None = None
-    count: int | None = None
-    counts: dict[str, int] | None = None
-    badges: list[str] = Field(default_factory=list)
-
-
-class FlowEdgeSchema(StudioSchema):
-    """An edge between two nodes.
-
-    Attributes:
-        points: The line between the nodes, as (x, y).
-        label_at: Middle of the label.
-        fired: Whether the run followed this edge of a graph; null: not run, or not an edge of a graph.
-    """
-
-    from_: str = Field(validation_alias="from", serialization_alias="from")
-    to: str
-    points: list[tuple[float, float]]
-    kind: EdgeKind
-    label: Text | None = None
-    label_at: tuple[float, float] | None = None
-    critical: bool = False
-    fired: bool | None = None
-
-
-class FlowGroupSchema(StudioSchema):
-    """A frame around nodes."""
-
-    id: str
-    title: Text
-    kind: GroupKind
-    x: float
-    y: float
-    w: float
-    h: float
-
-
-class FlowSchema(StudioSchema):
-    """Answer to `GET api/studio/runs/ID/flow`."""
-
-    width: float
-    height: float
-    nodes: list[FlowNodeSchema]
-    edges: list[FlowEdgeSchema]
-    groups: list[FlowGroupSchema] = Field(default_factory=list[FlowGroupSchema])
-    mode: Literal["dag", "graph"] = "dag"
-    critical_path: list[str] = Field(default_factory=list)
+class FlowSchema(RootModel[dict[str, Data]]):
+    """Answer to `GET api/studio/runs/ID/flow`: a graph as `visualization.flow.flow_data` returns it."""
 
 
 #: An action on a run.
@@ -367,134 +218,87 @@ Action = Literal["cancel", "resume", "fork", "decide"]
 
 
 class StudioInfo(StudioSchema):
-    """Answer to `GET api/studio/info`.
-
-    Attributes:
-        actions: The allowed actions; empty: the page only reads.
-        has_actors: Whether the page can show processes of a cluster.
-        has_files: Whether there is a folder with graphs and traces.
-        title: Name of the place, for people.
-        read_only_reason: Why no action is allowed; null: actions are allowed.
-    """
+    """Answer to `GET api/studio/info`."""
 
     version: str
-    actions: list[Action]
-    has_actors: bool
-    has_files: bool = False
-    title: str
-    read_only_reason: str | None = None
+    actions: list[Action]  # the allowed actions; empty: the page only reads
+    has_actors: bool  # whether the page can show processes of a cluster
+    has_files: bool = False  # whether there is a folder with graphs and traces
+    title: str  # name of the place, for people
+    read_only_reason: str | None = None  # why no action is allowed; null: actions are allowed
 
 
 class RunRow(StudioSchema):
-    """A run as the list shows it.
-
-    Attributes:
-        ensemble: Name of the team, or the source of its definition; empty: unknown.
-        summary: One line: the beginning of its output, or else of its first task.
-        open_reviews: Number of its gates that wait for a person.
-        origin_run: The forked run, if this run is a fork.
-        place: Location of its record.
-        workflow: Order of its tasks; empty: unknown.
-        tasks: Number of tasks in its plan. If the run creates its tasks while running: number of ended tasks.
-    """
+    """A run as the list shows it."""
 
     run_id: str
-    ensemble: Text
+    ensemble: Text  # name of the team, or the source of its definition; empty: unknown
     status: RunStatus
-    tags: dict[str, str] = Field(default_factory=dict)
-    summary: Text = ""
+    tags: dict[str, str] = {}
+    summary: Text = ""  # one line: the beginning of its output, or else of its first task
     created_at: Millis
     ended_at: Millis | None = None
     duration_ms: int | None = None
     tokens: int | None = None
     cost: CostSchema | None = None
-    open_reviews: int = 0
-    origin_run: str | None = None
-    place: str = ""
-    workflow: str = ""
-    tasks: int = 0
+    open_reviews: int = 0  # number of its gates that wait for a person
+    origin_run: str | None = None  # the forked run, if this run is a fork
+    place: str = ""  # location of its record
+    workflow: str = ""  # order of its tasks; empty: unknown
+    tasks: int = 0  # number of tasks in its plan. If the run creates its tasks while running: number of ended tasks.
 
 
 class RunList(StudioSchema):
-    """Answer to `GET api/studio/runs`: newest first.
-
-    Attributes:
-        next_cursor: Cursor of the next page; null: this is the last page.
-        total_known: Number of all runs, without the filter.
-    """
+    """Answer to `GET api/studio/runs`: newest first."""
 
     runs: list[RunRow]
-    next_cursor: str | None = None
-    total_known: int
+    next_cursor: str | None = None  # cursor of the next page; null: this is the last page
+    total_known: int  # number of all runs, without the filter
 
 
 class RunSeries(StudioSchema):
-    """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours by start time (S-VIZ-76).
+    """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours by start time (S-VIZ-76)."""
 
-    Attributes:
-        first: Number of the first run in the list; null: not all runs before it were counted (S-STU-9).
-        runs: The runs in the order in which they began.
-    """
-
-    first: int | None
-    runs: list[RunRow]
+    first: int | None  # number of the first run in the list; null: not all runs before it were counted (S-STU-9)
+    runs: list[RunRow]  # the runs in the order in which they began
 
 
-class RunError(StudioSchema):
-    """Why a run failed.
-
-    Attributes:
-        class_: Class of the error.
-        causes: Its causes, nearest first, each with its class.
-        place: Line of user code that raised; empty: no user code raised.
-        first_failed_step: The step that failed first; null: no step failed.
-    """
-
-    class_: str = Field(serialization_alias="class")
+class StepError(StudioSchema):
+    class_: str = Field(serialization_alias="class")  # class of the error
     message: Text
-    causes: list[Text] = Field(default_factory=list)
-    place: Text = ""
-    first_failed_step: str | None = None
+    causes: list[Text] = []  # its causes, nearest first, each with its class
+
+
+class RunError(StepError):
+    place: Text = ""  # line of user code that raised; empty: no user code raised
+    first_failed_step: str | None = None  # the step that failed first; null: no step failed
 
 
 class ForkOrigin(StudioSchema):
-    """The forked run, and the first repeated step."""
-
     run_id: str
     step: str
 
 
 class ReviewSchema(StudioSchema):
-    """A review gate and its decision.
-
-    Attributes:
-        gate_id: Id of the gate, for the decision.
-        step: The step of the gate.
-        expires_at: When the gate times out; null: never.
-        on_timeout: Effect of a timeout: `continue`, `exit_early` or `fail`.
-        decision: `approve`, `edit` or `exit`; null: the gate is open.
-        decidable: Whether the gate waits and this page accepts its decision.
-    """
-
     run_id: str
-    gate_id: str
+    gate_id: str  # id of the gate, for the decision
     ensemble: Text = ""
     timing: str
-    step: str
+    step: str  # the step of the gate
     task_description: Text
     task_output: Text
     prompt: Text | None = None
     required_role: str | None = None
     created_at: Millis
-    expires_at: Millis | None = None
-    on_timeout: str
-    decision: str | None = None
+    expires_at: Millis | None = None  # when the gate times out; null: never
+    on_timeout: str  # effect of a timeout: `continue`, `exit_early` or `fail`
+    decision: str | None = None  # `approve`, `edit` or `exit`; null: the gate is open
     text: Text | None = None
     comment: Text | None = None
     timed_out: bool = False
     decided_by: Text | None = None
     decided_at: Millis | None = None
-    decidable: bool = False
+    decidable: bool = False  # whether the gate waits and this page accepts its decision
 
 
 class ReviewListSchema(StudioSchema):
@@ -519,8 +323,6 @@ class SpentCost(StudioSchema):
 
 
 class AgentBudget(StudioSchema):
-    """Spending of one agent."""
-
     agent: Text
     tokens: int | None = None
     cost: str | None = None
@@ -528,49 +330,32 @@ class AgentBudget(StudioSchema):
 
 
 class BudgetSchema(StudioSchema):
-    """Spending of a run and its limits.
-
-    Attributes:
-        end_reason: Why the run ended, in words; null: it is active.
-    """
-
     tokens: SpentTokens = SpentTokens()
     cost: SpentCost = SpentCost()
-    by_agent: list[AgentBudget] = Field(default_factory=list[AgentBudget])
-    end_reason: str | None = None
+    by_agent: list[AgentBudget] = []
+    end_reason: str | None = None  # why the run ended, in words; null: it is active
 
 
 class RunDetailSchema(RunRow):
-    """Answer to `GET api/studio/runs/ID`.
+    """Answer to `GET api/studio/runs/ID`."""
 
-    Attributes:
-        counts: Number of steps by status.
-        forks: Known forks of this run.
-        cursor: Position of the last fact in this answer.
-        is_live: Whether the run can change by itself.
-        problem: Why the record could not be read to the end; null: it could.
-        resume_advice: How to resume an interrupted run; null: the run is not interrupted.
-    """
-
-    inputs: dict[str, Data] = Field(default_factory=dict)
+    inputs: dict[str, Data] = {}
     exit_reason: str | None = None
     exit_reason_text: str | None = None
     error: RunError | None = None
     first_error_step: str | None = None
-    counts: dict[str, int] = Field(default_factory=dict)
-    reviews: list[ReviewSchema] = Field(default_factory=list[ReviewSchema])
+    counts: dict[str, int] = {}  # number of steps by status
+    reviews: list[ReviewSchema] = []
     budget: BudgetSchema = BudgetSchema()
     forked_from: ForkOrigin | None = None
-    forks: list[str] = Field(default_factory=list)
-    cursor: int
-    is_live: bool = False
-    problem: Text | None = None
-    resume_advice: Text | None = None
+    forks: list[str] = []  # known forks of this run
+    cursor: int  # position of the last fact in this answer
+    is_live: bool = False  # whether the run can change by itself
+    problem: Text | None = None  # why the record could not be read to the end; null: it could
+    resume_advice: Text | None = None  # how to resume an interrupted run; null: the run is not interrupted
 
 
 class ComparedSide(StudioSchema):
-    """One step in one of two runs."""
-
     status: str
     tokens: int | None = None
     duration_ms: int | None = None
@@ -578,17 +363,13 @@ class ComparedSide(StudioSchema):
 
 
 class ComparedStep(StudioSchema):
-    """One step in two runs; null: this run has no such step.
-
-    Attributes:
-        same: Whether both outputs are equal.
-    """
+    """One step in two runs; null: this run has no such step."""
 
     id: str
     title: Text
     a: ComparedSide | None = None
     b: ComparedSide | None = None
-    same: bool
+    same: bool  # whether both outputs are equal
 
 
 class ComparedRuns(StudioSchema):
@@ -621,54 +402,41 @@ class StepPlace(StudioSchema):
 
 
 class StepSchema(StudioSchema):
-    """One execution of a task, a delegation or a unit.
+    """One execution of a task, a delegation or a unit."""
 
-    Attributes:
-        id: Its instance, such as `writer#0`. Unique in the run.
-        node: Key of the declared task or unit, as in the nodes of the flow; null: created during the run.
-        parent: The step around it: the delegating task, the loop of an iteration, the unit of a branch.
-        title: At most 120 characters.
-        agent: Role of its agent; empty: no agent, or unknown so far.
-        number: Number of the iteration, attempt or graph step, from 1; or the item of a map.
-        attempts: Number of starts.
-        segments: How it spent its time: kind, start, end.
-        tools: Its calls: name, outcome, end.
-        level: Level in a map-reduce: 0 for maps.
-        error: Its error, in one line.
-        reviewed: Whether one of its gates was decided.
-    """
-
-    id: str
+    id: str  # its instance, such as `writer#0`. Unique in the run.
+    #: key of the declared task or unit, as in the nodes of the flow; null: created during the run
     node: str | None = None
-    parent: str | None = None
+    parent: str | None = None  # the step around it: the delegating task, the loop of an iteration, the unit of a branch
     kind: ExecutionKind
-    title: Text
-    agent: Text = ""
+    title: Text  # at most 120 characters
+    agent: Text = ""  # role of its agent; empty: no agent, or unknown so far
     status: ExecutionStatus
-    number: int | None = None
-    attempts: int = 0
+    number: int | None = None  # number of the iteration, attempt or graph step, from 1; or the item of a map
+    attempts: int = 0  # number of starts
     started_at: Millis | None = None
     ended_at: Millis | None = None
-    segments: list[tuple[SegmentKind, Millis, Millis]] = Field(default_factory=list[tuple[SegmentKind, Millis, Millis]])
-    tools: list[tuple[Text, str, Millis]] = Field(default_factory=list[tuple[Text, str, Millis]])
+    segments: list[tuple[SegmentKind, Millis, Millis]] = []  # how it spent its time: kind, start, end
+    tools: list[tuple[Text, str, Millis]] = []  # its calls: name, outcome, end
     tokens: StepTokens | None = None
     cost: CostSchema | None = None
-    level: int | None = None
-    error: Text | None = None
+    level: int | None = None  # level in a map-reduce: 0 for maps
+    error: Text | None = None  # its error, in one line
     effect: Effect | None = None
     place: StepPlace | None = None
-    reviewed: bool = False
+    reviewed: bool = False  # whether one of its gates was decided
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it is a loop, a phase, a graph or an execution of one."""
+        return self.kind in UNIT_KINDS or self.kind in ROUND_KINDS
 
 
 class StepList(StudioSchema):
-    """Answer to `GET api/studio/runs/ID/steps`.
-
-    Attributes:
-        cursor: Position for the next request, which returns later changes.
-    """
+    """Answer to `GET api/studio/runs/ID/steps`."""
 
     steps: list[StepSchema]
-    cursor: int
+    cursor: int  # position for the next request, which returns later changes
 
 
 class LiveSteps(StepList):
@@ -678,8 +446,6 @@ class LiveSteps(StepList):
 
 
 class MessageSchema(StudioSchema):
-    """A message of a prompt."""
-
     role: str
     content: Text
 
@@ -693,20 +459,15 @@ class RequestedCall(StudioSchema):
 
 
 class AnswerSchema(StudioSchema):
-    """An answer of a model. The first iteration is 0.
-
-    Attributes:
-        reasoning: The reasoning before the answer.
-        reasoning_tokens: Part of the output tokens.
-    """
+    """An answer of a model. The first iteration is 0."""
 
     iteration: int
     text: Text | None = None
-    reasoning: Text | None = None
-    tool_calls: list[RequestedCall] = Field(default_factory=list[RequestedCall])
+    reasoning: Text | None = None  # the reasoning before the answer
+    tool_calls: list[RequestedCall] = []
     input_tokens: int | None = None
     output_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    reasoning_tokens: int | None = None  # part of the output tokens
     latency_ms: int | None = None
     model: str | None = None
     started_at: Millis | None = None
@@ -726,15 +487,8 @@ class ToolCallDetail(StudioSchema):
 
 
 class GuardrailCheck(StudioSchema):
-    """The result of a guardrail.
-
-    Attributes:
-        kind: The checked side: `input` or `output`.
-        name: Its code, as `module.name`; empty: unknown, since a refusal does not record it.
-    """
-
-    kind: str
-    name: Text = ""
+    kind: str  # the checked side: `input` or `output`
+    name: Text = ""  # its code, as `module.name`; empty: unknown, since a refusal does not record it
     accepted: bool
     message: Text = ""
 
@@ -756,34 +510,22 @@ class ContextCut(StudioSchema):
     how: str = ""
 
 
-class StepError(StudioSchema):
-    """Why a step failed."""
-
-    class_: str = Field(serialization_alias="class")
-    message: Text
-    causes: list[Text] = Field(default_factory=list)
-
-
 class StepDetail(StepSchema):
-    """Answer to `GET api/studio/runs/ID/steps/STEP`.
+    """Answer to `GET api/studio/runs/ID/steps/STEP`."""
 
-    Attributes:
-        tools_offered: Names of the tools that its model could call.
-        fork_spec: Argument of `ensemble-ray fork --from` that repeats the step; null: the run cannot be forked there.
-        cut: Full lengths of shortened texts, by field. `.../text?field=` returns the full texts.
-    """
-
-    prompt: list[MessageSchema] = Field(default_factory=list[MessageSchema])
-    answers: list[AnswerSchema] = Field(default_factory=list[AnswerSchema])
-    tools_offered: list[Text] = Field(default_factory=list)
-    tool_calls: list[ToolCallDetail] = Field(default_factory=list[ToolCallDetail])
+    prompt: list[MessageSchema] = []
+    answers: list[AnswerSchema] = []
+    tools_offered: list[Text] = []  # names of the tools that its model could call
+    tool_calls: list[ToolCallDetail] = []
     output: Text | None = None
     structured_output: Data = None
-    guardrails: list[GuardrailCheck] = Field(default_factory=list[GuardrailCheck])
-    constraints: list[ConstraintCheck] = Field(default_factory=list[ConstraintCheck])
-    context_cuts: list[ContextCut] = Field(default_factory=list[ContextCut])
-    directives: list[Text] = Field(default_factory=list)
-    reviews: list[ReviewSchema] = Field(default_factory=list[ReviewSchema])
+    guardrails: list[GuardrailCheck] = []
+    constraints: list[ConstraintCheck] = []
+    context_cuts: list[ContextCut] = []
+    directives: list[Text] = []
+    reviews: list[ReviewSchema] = []
     failure: StepError | None = None
+    #: argument of `ensemble-ray fork --from` that repeats the step; null: the run cannot be forked there
     fork_spec: str | None = None
-    cut: dict[str, int] = Field(default_factory=dict)
+    #: full lengths of shortened texts, by field. `.../text?field=` returns the full texts.
+    cut: dict[str, int] = {}

@@ -6,7 +6,8 @@ It listens on loopback by default. On any other host every request needs a key.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp
 
 from ensemble_ray.access.admission import is_loopback
 from ensemble_ray.errors import ValidationError
@@ -14,19 +15,13 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import notify
 from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.studio.app import studio_app
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.studio.app import Studio, studio_app
 from ensemble_ray.studio.documents import FilesFolder
 from ensemble_ray.studio.http_server import BodyLimit, HttpServer, KeyGuard, LocalGuard, LoopbackCheck
 from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.processes import LocalClusters, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.service import Studio
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from ensemble_ray.record.stores import StoreAddress
-
 
 #: Default port of studio.
 PORT = 7328
@@ -56,10 +51,6 @@ class StudioServer:
             cluster: Address of the cluster whose processes the page shows; default `RAY_ADDRESS`, else the clusters of runs of
                 this machine.
             files: A folder with graphs and traces to show; None: no folder.
-
-        Raises:
-            ValidationError: the port or the host is invalid, no store supports that address, or there is no key or no such
-                folder.
         """
         if not 0 <= port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {port}")
@@ -70,10 +61,11 @@ class StudioServer:
         is_local = is_loopback(self._host)
         reader = StudioReader(store, can_decide=has_actions)
         self._clusters = LocalClusters((cluster or Settings.from_environment().ray_address).strip())
+        location = address.url.partition("://")[2].partition("?")[0]  # with the password
         studio = Studio(
             reader=reader,
             processes=RunProcesses(store, reader, self._clusters),
-            title=_title(address),
+            title=f"the database {location.rpartition('@')[2]}" if address.url else address.home,
             guard=LocalGuard() if is_local else KeyGuard(Path(address.home)),
             actions=LocalActions(address) if has_actions else None,
             files=None if files is None else FilesFolder(files),
@@ -88,32 +80,16 @@ class StudioServer:
 
     @property
     def port(self) -> int:
-        """The port at which it listens; -1 while it does not."""
         return self._server.port
 
     @property
     def url(self) -> str:
-        """Its URL."""
         host = self._host.removeprefix("[").removesuffix("]")
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def start(self) -> None:
-        """Listen and serve. No effect if the server already runs.
-
-        Raises:
-            EnsembleError: the server cannot listen there, or packages are missing.
-        """
         self._server.start()
 
     def stop(self) -> None:
-        """Close all connections and stop listening."""
         self._server.stop()
         run_blocking(self._clusters.close())
-
-
-def _title(address: StoreAddress) -> str:
-    """Return the location of the runs, for people, without a password."""
-    if not address.url:
-        return address.home
-    location = address.url.partition("://")[2].partition("?")[0]
-    return f"the database {location.rpartition('@')[2]}"

@@ -9,34 +9,36 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import Field
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.map_reduce import MapDefinition
 from ensemble_ray.definition.validation import TeamModels, declared_agents
 from ensemble_ray.map_reduce import MapReduceEnsemble
-from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, LoopUnit, PhaseUnit, Plan, in_waiting_order
+from ensemble_ray.plan.plan import (
+    EdgeEntry,
+    ForkEntry,
+    GraphEntry,
+    GraphUnit,
+    LoopUnit,
+    Node,
+    PhaseUnit,
+    Plan,
+    in_waiting_order,
+    members_of,
+)
 from ensemble_ray.plan.planner import in_levels
 from ensemble_ray.plan.unit_plans import NodeMaker, plan_members, task_keys
-from ensemble_ray.values.trace import ExecutionTrace
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.values.trace import ExecutionTrace, GraphTrace
 from ensemble_ray.values.value import Instant, Value, utc_now
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.plan.plan import GraphEntry, Node
-    from ensemble_ray.ports import ChatModel
-    from ensemble_ray.values.trace import GraphTrace
-
 
 #: Kind of a node; None: a plain task.
 NodeType = Literal["map", "reduce", "final-reduce", "direct", "loop", "graph-state", "graph-end"]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 class DagAgentNode(Value):
@@ -78,7 +80,7 @@ class DagTaskNode(Value):
     loop_max_iterations: int | None = None
     loop_body: tuple[DagTaskNode, ...] = ()
     phase: str | None = None
-    key: str | None = Field(default=None, exclude_if=_is_none)
+    key: str | None = Field(default=None, exclude_if=operator.not_)
 
 
 class DagGraphEdge(Value):
@@ -96,7 +98,7 @@ class DagGraphEdge(Value):
     condition_description: str | None = None
     unconditional: bool = True
     fired: bool = False
-    branching: Literal["fork", "join"] | None = Field(default=None, exclude_if=_is_none)
+    branching: Literal["fork", "join"] | None = Field(default=None, exclude_if=operator.not_)
 
 
 class DagPhase(Value):
@@ -163,12 +165,7 @@ _TREE_TYPES = frozenset({"map", "reduce", "final-reduce", "direct"})
 
 
 def dag_of_plan(plan: Plan, graph_trace: GraphTrace | None = None) -> DagModel:
-    """Return the graph of a plan.
-
-    Args:
-        plan: Plan of one run.
-        graph_trace: Steps of the run in its graph, if it has one and has run.
-    """
+    """Return the graph of a plan. A trace of its graph marks the edges that the run followed."""
     reader = _Reader(plan)
     for unit in plan.units:
         if isinstance(unit, GraphUnit):
@@ -176,7 +173,7 @@ def dag_of_plan(plan: Plan, graph_trace: GraphTrace | None = None) -> DagModel:
     return reader.dag()
 
 
-def groups_of(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _groups(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return ids by level in their order (S-VIZ-13)."""
     groups: list[list[str]] = [[] for _ in range(max(levels, default=-1) + 1)]
     for each, level in zip(ids, levels, strict=True):
@@ -184,22 +181,20 @@ def groups_of(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...
     return tuple(map(tuple, groups))
 
 
-def mode_of(workflow: str) -> Literal["static", "adaptive"] | None:
+def _map_reduce_mode(workflow: str) -> Literal["static", "adaptive"] | None:
     """Return the kind of map-reduce by the workflow name of a trace; None: not a map-reduce."""
     if not workflow.startswith("map_reduce"):
         return None
     return "adaptive" if workflow == _ADAPTIVE else "static"
 
 
-def type_of(node_type: str | None) -> NodeType | None:
+def _node_type(node_type: str | None) -> NodeType | None:
     """Return the kind of a map-reduce node; None: a plain task."""
     return cast("NodeType", node_type) if node_type in _TREE_TYPES else None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """A task or loop with an id."""
-
     id: str
     of: Node | LoopUnit
     phase: str | None
@@ -216,7 +211,7 @@ class _Reader:
         self._loops = {unit.key: unit for unit in plan.units if isinstance(unit, LoopUnit)}
         self._phases = {unit.key: unit for unit in plan.units if isinstance(unit, PhaseUnit)}
         self._in_loops = {key for loop in self._loops.values() for key in loop.body}
-        self._phase_of = {key: phase for phase in self._phases.values() for key in _members(phase)}
+        self._phase_of = {key: phase for phase in self._phases.values() for key in members_of(phase)}
 
     def dag(self) -> DagModel:
         entries = self._entries()
@@ -224,17 +219,25 @@ class _Reader:
         return DagModel(
             workflow=self._plan.workflow,
             agents=self._agents(),
-            tasks=tuple(map(self._task, entries.values())),
-            parallel_groups=groups_of([each.level for each in entries.values()], list(entries)),
+            tasks=tuple(map(self._entry, entries.values())),
+            parallel_groups=_groups([each.level for each in entries.values()], list(entries)),
             critical_path=tuple(path),
-            map_reduce_mode=mode_of(self._plan.shown_as or ""),
+            map_reduce_mode=_map_reduce_mode(self._plan.shown_as or ""),
             phases=tuple(self._phase(unit, entries) for unit in self._phases.values()),
         )
 
     def graph(self, unit: GraphUnit, trace: GraphTrace | None) -> DagModel:
         """Return the graph of a state machine (S-VIZ-30 to S-VIZ-32)."""
         ids = {state.name: str(position) for position, state in enumerate(unit.states)} | {END_STATE: END_ID}
-        states = [self._state(ids[state.name], state.name, state.member) for state in unit.states]
+        states = [
+            self._shown(
+                self._loops.get(state.member) or self._nodes[state.member],
+                ids[state.name],
+                state.name,
+                node_type="graph-state",
+            )
+            for state in unit.states
+        ]
         taken = set() if trace is None else {(step.state_name, step.next_state) for step in trace.steps}
         return DagModel(
             workflow="sequential",
@@ -289,75 +292,53 @@ class _Reader:
         }
         return tuple(member for member in phase.members if member not in waited_for)
 
-    def _task(self, entry: _Entry) -> DagTaskNode:
-        of = entry.of
+    def _shown(self, of: Node | LoopUnit, node_id: str, state: str = "", **fields: Any) -> DagTaskNode:
+        """Return a task or a loop; the description begins with the name of its state."""
+        before = f"{state}: " if state else ""
         if isinstance(of, LoopUnit):
-            return self._loop_node(entry, of)
+            return DagTaskNode(
+                id=node_id,
+                description=f"{before}Loop: {of.name}",
+                agent_role=_LOOP_ROLE,
+                loop_max_iterations=of.max_iterations,
+                loop_body=self._body(node_id, of),
+                key=of.key,
+                **fields,
+            )
         return DagTaskNode(
-            id=entry.id,
-            description=of.description,
+            id=node_id,
+            description=f"{before}{of.description}",
             expected_output=of.expected_output,
             agent_role=of.agent_role,
+            key=of.key,
+            **fields,
+        )
+
+    def _entry(self, entry: _Entry) -> DagTaskNode:
+        of = entry.of
+        kind, level = ("loop", None) if isinstance(of, LoopUnit) else (_node_type(of.node_type), of.level)
+        return self._shown(
+            of,
+            entry.id,
             depends_on=entry.waits_for,
             parallel_group=entry.level,
             on_critical_path=entry.is_critical,
-            node_type=type_of(of.node_type),
-            map_reduce_level=of.level,
+            node_type=kind,
+            map_reduce_level=level,
             phase=entry.phase,
-            key=of.key,
-        )
-
-    def _loop_node(self, entry: _Entry, loop: LoopUnit) -> DagTaskNode:
-        return DagTaskNode(
-            id=entry.id,
-            description=f"Loop: {loop.name}",
-            agent_role=_LOOP_ROLE,
-            depends_on=entry.waits_for,
-            parallel_group=entry.level,
-            on_critical_path=True,
-            node_type="loop",
-            loop_max_iterations=loop.max_iterations,
-            loop_body=self._body(entry.id, loop),
-            phase=entry.phase,
-            key=loop.key,
         )
 
     def _body(self, loop_id: str, loop: LoopUnit) -> tuple[DagTaskNode, ...]:
         ids = {key: f"{loop_id}.{position}" for position, key in enumerate(loop.body)}
         nodes = [self._nodes[key] for key in loop.body]
         return tuple(
-            DagTaskNode(
-                id=ids[node.key],
-                description=node.description,
-                expected_output=node.expected_output,
-                agent_role=node.agent_role,
+            self._shown(
+                node,
+                ids[node.key],
                 depends_on=tuple(ids[key] for key in node.context if key in ids),
                 parallel_group=position,
-                key=node.key,
             )
             for position, node in enumerate(nodes)
-        )
-
-    def _state(self, state_id: str, name: str, member: str) -> DagTaskNode:
-        loop = self._loops.get(member)
-        if loop is not None:
-            return DagTaskNode(
-                id=state_id,
-                description=f"{name}: Loop: {loop.name}",
-                agent_role=_LOOP_ROLE,
-                node_type="graph-state",
-                loop_max_iterations=loop.max_iterations,
-                loop_body=self._body(state_id, loop),
-                key=loop.key,
-            )
-        node = self._nodes[member]
-        return DagTaskNode(
-            id=state_id,
-            description=f"{name}: {node.description}",
-            expected_output=node.expected_output,
-            agent_role=node.agent_role,
-            node_type="graph-state",
-            key=node.key,
         )
 
     def _phase(self, unit: PhaseUnit, entries: Mapping[str, _Entry]) -> DagPhase:
@@ -381,10 +362,6 @@ class _Reader:
             )
             for entry in self._plan.agents
         )
-
-
-def _members(phase: PhaseUnit) -> tuple[str, ...]:
-    return phase.members if phase.review is None else (*phase.members, phase.review)
 
 
 def _mark_critical_path(entries: Mapping[str, _Entry]) -> list[str]:
@@ -458,8 +435,13 @@ class DagExporter:
                 return _of_trace(source)
             case Graph():
                 return dag_of_plan(_plan_of(EnsembleDefinition(graph=source)), graph_trace)
+            case MapReduceEnsemble() if source.is_planned:  # S-VIZ-40, S-VIZ-41
+                return dag_of_plan(_plan_of(source.to_ensemble()))
             case MapDefinition():
-                return _of_map_reduce(source)
+                raise NotImplementedError(
+                    f"The tasks of this {type(source).__name__} are made while it runs, so there is no graph of them before. "
+                    "Build it from the trace of a run: DagExporter.build(output.trace)"
+                )
             case EnsembleDefinition():
                 if not source.all_tasks:
                     raise ValueError("ensemble must have at least one task or loop")
@@ -492,16 +474,6 @@ def _plan_of(definition: EnsembleDefinition) -> Plan:
     )
 
 
-def _of_map_reduce(definition: MapDefinition) -> DagModel:
-    """Return the tree of a static map-reduce (S-VIZ-40, S-VIZ-41)."""
-    if not isinstance(definition, MapReduceEnsemble) or not definition.is_planned:
-        raise NotImplementedError(
-            f"The tasks of this {type(definition).__name__} are made while it runs, so there is no graph of them before. "
-            "Build it from the trace of a run: DagExporter.build(output.trace)"
-        )
-    return dag_of_plan(_plan_of(definition.to_ensemble()))
-
-
 def _of_trace(trace: ExecutionTrace) -> DagModel:
     """Return the graph of a run (S-VIZ-42)."""
     if not trace.task_traces:
@@ -514,7 +486,7 @@ def _of_trace(trace: ExecutionTrace) -> DagModel:
             expected_output=task.expected_output,
             agent_role=task.agent_role,
             parallel_group=level,
-            node_type=type_of(task.node_type),
+            node_type=_node_type(task.node_type),
             map_reduce_level=task.map_reduce_level,
             key=str(task.metadata["instance"]) if "instance" in task.metadata else None,
         )
@@ -525,6 +497,6 @@ def _of_trace(trace: ExecutionTrace) -> DagModel:
         generated_at=trace.completed_at,
         agents=tuple(DagAgentNode(**agent.model_dump()) for agent in trace.agents),
         tasks=tuple(tasks),
-        parallel_groups=groups_of(levels, [task.id for task in tasks]),
-        map_reduce_mode=mode_of(trace.workflow),
+        parallel_groups=_groups(levels, [task.id for task in tasks]),
+        map_reduce_mode=_map_reduce_mode(trace.workflow),
     )

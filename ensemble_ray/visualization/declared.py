@@ -12,24 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.callables import callable_name
-from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, in_waiting_order
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, Plan, in_waiting_order
 from ensemble_ray.plan.unit_plans import DETERMINISTIC
+from ensemble_ray.record.levels import LevelTally
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.visualization.dag_model import dag_of_plan
+from ensemble_ray.values.trace import GraphTrace
+from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode, dag_of_plan
 from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode, fold_flow
-
-if TYPE_CHECKING:
-    from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.definition.task import Task
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.record.levels import LevelTally
-    from ensemble_ray.values.trace import GraphTrace
-    from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode
-
 
 #: Longest title; pages and pictures shorten it further.
 _MAX_TITLE = 300
@@ -40,12 +33,7 @@ _TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "
 
 
 def declared_flow(plan: Plan, graph_trace: GraphTrace | None = None) -> Flow:
-    """Return the graph of a plan (S-VIZ-82).
-
-    Args:
-        plan: Plan of a run, which may come from its record.
-        graph_trace: Steps of the run in its graph, to mark the edges that it followed.
-    """
+    """Return the graph of a plan (S-VIZ-82). A trace of its graph marks the edges that the run followed."""
     return dag_flow(dag_of_plan(plan, graph_trace))
 
 
@@ -79,12 +67,10 @@ def tree_badges(kind: str | None, level: int | None) -> tuple[str, ...]:
 
 
 def loop_title(name: str, max_iterations: int | None) -> str:
-    """Return the title of a loop's frame."""
     return f"LOOP ≤{max_iterations} {title_of(name)}" if max_iterations is not None else f"LOOP {title_of(name)}"
 
 
 def worker_id(role: str) -> str:
-    """Return the node id of a manager's worker."""
     return f"worker:{role}"
 
 
@@ -112,13 +98,21 @@ class _Maker:
     def add_members(
         self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool, shows_levels: bool
     ) -> None:
-        """Add the tasks and loops of one frame, and their edges."""
         inside = {task.id: task for task in tasks}
         waits_for = {task.id: [each for each in task.depends_on if each in inside] for task in tasks}
         order = in_waiting_order(list(inside), waits_for) if is_sequential else tuple(inside)
         for position, each in enumerate(order):
-            rank = position if is_sequential else inside[each].parallel_group
-            self._add_member(inside[each], group, rank=rank, shows_level=shows_levels)
+            task = inside[each]
+            rank = position if is_sequential else task.parallel_group
+            if task.node_type == "loop":
+                title = loop_title(task.description.removeprefix("Loop: "), task.loop_max_iterations)
+                self._add_loop(task, group, title, rank=rank)
+                continue
+            badges = tree_badges(task.node_type, task.map_reduce_level)
+            if not badges and shows_levels:  # S-VIZ-71
+                level = f"L{task.parallel_group}"
+                badges = (level, "CP") if task.on_critical_path else (level,)
+            self._add_node(task, group, kind=_kind(task), rank=rank, badges=badges, shows_path=shows_levels)
         steps = set(pairwise(self.dag.critical_path))
         for target, sources in waits_for.items():
             for source in sources:
@@ -126,7 +120,7 @@ class _Maker:
                 edge = FlowEdge(source=_key(inside[source]), target=_key(inside[target]), is_critical=is_critical)
                 self._edges.append(edge)
         if is_sequential:
-            self._add_order([inside[each] for each in order if each])
+            self._add_order([inside[each] for each in order])
 
     def _add_order(self, tasks: Sequence[DagTaskNode]) -> None:
         """Add edges between consecutive tasks without a dependency."""
@@ -136,25 +130,16 @@ class _Maker:
             if before.id not in task.depends_on
         ]
 
-    def _add_member(self, task: DagTaskNode, group: str | None, *, rank: int, shows_level: bool) -> None:
-        if task.node_type == "loop":
-            name = task.description.removeprefix("Loop: ")
-            self._add_loop(task, group, loop_title(name, task.loop_max_iterations), rank=rank)
-            return
-        badges = _badges(task, shows_level=shows_level)
-        self._add_node(task, group, kind=_kind(task), rank=rank, badges=badges, shows_path=shows_level)
-
     def _add_loop(self, loop: DagTaskNode, group: str | None, title: str, *, rank: int) -> None:
         key = _key(loop)
         self._groups.append(FlowGroup(id=key, kind="loop", title=title, parent=group))
         for position, task in enumerate(loop.loop_body):
             self._add_node(task, key, kind=_kind(task), rank=rank + position)
-        known = {task.id for task in loop.loop_body}
         self._edges += [
             FlowEdge(source=_key(source), target=_key(target))
             for target in loop.loop_body
             for source in loop.loop_body
-            if source.id in target.depends_on and source.id in known
+            if source.id in target.depends_on
         ]
         self._add_order(loop.loop_body)
         first, last = loop.loop_body[0], loop.loop_body[-1]
@@ -276,14 +261,6 @@ def _kind(task: DagTaskNode) -> str:
     return "handler" if task.agent_role == DETERMINISTIC else "task"
 
 
-def _badges(task: DagTaskNode, *, shows_level: bool) -> tuple[str, ...]:
-    """Return the badges of a node (S-VIZ-71)."""
-    badges = tree_badges(task.node_type, task.map_reduce_level)
-    if badges or not shows_level:
-        return badges
-    return (f"L{task.parallel_group}", "CP") if task.on_critical_path else (f"L{task.parallel_group}",)
-
-
 def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
     """Return the edges to a state on the depth-first path to their source, from the start in declared order."""
     leaving: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
@@ -357,24 +334,21 @@ def _side(definition: MapDefinition, side: str, kind: str, *, count: int | None 
 
 def tally_flow(levels: Sequence[LevelTally]) -> Flow:
     """Return the graph of a run's counts by level, lowest level first."""
-    nodes = [_level(tally) for tally in levels]
+    nodes: list[FlowNode] = []
+    for tally in levels:
+        running = max(0, tally.total - tally.done - tally.failed)
+        counts = {"completed": tally.done, "failed": tally.failed, "running": running}
+        nodes.append(
+            FlowNode(
+                id=f"level:{tally.level}",
+                kind=tally.node_type,
+                title=_TITLES.get(tally.node_type, tally.node_type),
+                level=tally.level,
+                rank=tally.level,
+                counts={status: count for status, count in counts.items() if count},
+                badges=tree_badges(tally.node_type, tally.level) or (tally.node_type.upper(),),
+                count=tally.total,
+            )
+        )
     edges = [FlowEdge(source=one.id, target=other.id) for one, other in pairwise(nodes)]
     return Flow(nodes=tuple(nodes), edges=tuple(edges))
-
-
-def _level(tally: LevelTally) -> FlowNode:
-    counts = {
-        "completed": tally.done,
-        "failed": tally.failed,
-        "running": max(0, tally.total - tally.done - tally.failed),
-    }
-    return FlowNode(
-        id=f"level:{tally.level}",
-        kind=tally.node_type,
-        title=_TITLES.get(tally.node_type, tally.node_type),
-        level=tally.level,
-        rank=tally.level,
-        counts={status: count for status, count in counts.items() if count},
-        badges=tree_badges(tally.node_type, tally.level) or (tally.node_type.upper(),),
-        count=tally.total,
-    )

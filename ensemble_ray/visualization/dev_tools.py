@@ -6,36 +6,29 @@ The names of exported files contain the time (UTC), and no export overwrites a f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pydantic
 
+from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import Workflow
+from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.map_reduce import MapDefinition
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.plan.plan import MANAGER_ROLE
+from ensemble_ray.plan.plan import MANAGER_ROLE, Plan
 from ensemble_ray.plan.unit_plans import DETERMINISTIC
 from ensemble_ray.values.ids import delegated_instance, effect_name, instance_of
+from ensemble_ray.values.outputs import EnsembleOutput
 from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import Value, explain, utc_now
 from ensemble_ray.visualization.dag_model import DagExporter, DagModel
 from ensemble_ray.visualization.declared import dag_flow, map_reduce_flow
-from ensemble_ray.visualization.flow import place_flow
-from ensemble_ray.visualization.ran import RanStep, ran_flow
+from ensemble_ray.visualization.flow import FlowNode, place_flow
+from ensemble_ray.visualization.ran import ran_flow
 from ensemble_ray.visualization.rendering import render_mermaid, render_svg
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
-    from ensemble_ray.definition.ensemble import EnsembleDefinition
-    from ensemble_ray.definition.graph import Graph
-    from ensemble_ray.plan.plan import Plan
-    from ensemble_ray.values.outputs import EnsembleOutput
-    from ensemble_ray.visualization.flow import Flow
-
 
 V = TypeVar("V", bound=Value)
 
@@ -44,99 +37,46 @@ _IN_PROGRESS = frozenset({"running", "waiting"})
 _PICTURES = frozenset({".svg", ".mmd"})
 
 
-def read_dag(path: str | Path) -> DagModel:
-    """Return the graph in a file (S-VIZ-70).
-
-    Raises:
-        OSError: The file cannot be read.
-        ValidationError: The file is not a graph.
-    """
-    return parse_dag(Path(path).read_text(encoding="utf-8"), name=str(path))
-
-
-def read_trace(path: str | Path) -> ExecutionTrace:
-    """Return the trace in a file (S-VIZ-70).
-
-    Raises:
-        OSError: The file cannot be read.
-        ValidationError: The file is not a trace.
-    """
-    return parse_trace(Path(path).read_text(encoding="utf-8"), name=str(path))
-
-
-def parse_dag(text: str | bytes, *, name: str) -> DagModel:
-    """Return the graph in a JSON text.
-
-    Args:
-        text: The JSON.
-        name: Name of the file in errors.
-
-    Raises:
-        ValidationError: The text is not a graph.
-    """
-    return _parse(DagModel, text, name)
-
-
-def parse_trace(text: str | bytes, *, name: str) -> ExecutionTrace:
-    """Return the trace in a JSON text; see `parse_dag`."""
-    return _parse(ExecutionTrace, text, name)
-
-
-def _parse(kind: type[V], text: str | bytes, name: str) -> V:
+def parse_file(kind: type[V], text: str | bytes, *, name: str) -> V:
+    """Return the graph or trace in the JSON text of a file (S-VIZ-70). `name` is its name in errors."""
     try:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ValidationError(f"{name}: {explain(error, kind.__name__)}") from error
 
 
-def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[RanStep]:
+def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[FlowNode]:
     """Return the steps of a run in the order of their start, for `ran_flow`.
 
-    Args:
-        trace: Trace of the run.
-        plan: Plan of the same run, with the names of tasks outside of units, which a trace lacks.
+    Names of tasks outside of units come from the plan of the run, if a trace lacks them. Otherwise they are numbered.
     """
     failed = {(error.agent_role, error.task_description) for error in trace.errors}
-    names = _Names(plan)
-    found: list[RanStep] = []
-    for task in sorted(_own_tasks(trace), key=lambda each: each.started_at):
-        step = _step(names.name(task), task, is_failed=(task.agent_role, task.task_description) in failed)
-        found += [step, *_delegated_steps(step.id, task)]
+    keys: dict[tuple[str, str], deque[str]] = {}
+    for node in () if plan is None else plan.nodes:
+        keys.setdefault((node.agent_role, node.description), deque()).append(node.key)
+    unnamed = 0
+    found: list[FlowNode] = []
+    tasks = trace.task_traces
+    if trace.workflow == Workflow.HIERARCHICAL:  # a manager's workers are its delegations
+        tasks = tuple(task for task in tasks if task.agent_role == MANAGER_ROLE) or tasks
+    for task in sorted(tasks, key=lambda each: each.started_at):
+        name = task.metadata.get("instance")
+        if name is None:
+            unnamed += 1
+            planned = keys.get((task.agent_role, task.task_description))
+            name = instance_of(planned.popleft() if planned else f"task-{unnamed}")
+        is_failed = (task.agent_role, task.task_description) in failed
+        found += [_step(str(name), task, is_failed=is_failed), *_delegated_steps(str(name), task)]
     return found
 
 
-class _Names:
-    """Names of executions: from the trace, otherwise from the plan, otherwise numbers."""
-
-    def __init__(self, plan: Plan | None) -> None:
-        self._keys: dict[tuple[str, str], deque[str]] = {}
-        for node in () if plan is None else plan.nodes:
-            self._keys.setdefault((node.agent_role, node.description), deque()).append(node.key)
-        self._count = 0
-
-    def name(self, task: TaskTrace) -> str:
-        known = task.metadata.get("instance")
-        if known is not None:
-            return str(known)
-        self._count += 1
-        keys = self._keys.get((task.agent_role, task.task_description))
-        return instance_of(keys.popleft() if keys else f"task-{self._count}")
-
-
-def _own_tasks(trace: ExecutionTrace) -> Iterable[TaskTrace]:
-    """Return the tasks of the run. A manager's workers are left out: they are its delegations."""
-    if trace.workflow != Workflow.HIERARCHICAL:
-        return trace.task_traces
-    managers = [task for task in trace.task_traces if task.agent_role == MANAGER_ROLE]
-    return managers or trace.task_traces
-
-
-def _step(name: str, task: TaskTrace, *, is_failed: bool) -> RanStep:
+def _step(name: str, task: TaskTrace, *, is_failed: bool) -> FlowNode:
     state = str(task.metadata.get("state", ""))
     status = "completed" if not state else state if state in _IN_PROGRESS else "cancelled"
-    return RanStep(
+    kind = "manager" if task.agent_role == MANAGER_ROLE else "handler" if task.agent_role == DETERMINISTIC else "task"
+    return FlowNode(
         id=name,
-        kind=_kind(task),
+        kind=task.node_type or kind,
         title=task.task_description,
         agent=task.agent_role,
         status="failed" if is_failed else status,
@@ -144,19 +84,11 @@ def _step(name: str, task: TaskTrace, *, is_failed: bool) -> RanStep:
     )
 
 
-def _kind(task: TaskTrace) -> str:
-    if task.node_type is not None:
-        return task.node_type
-    if task.agent_role == MANAGER_ROLE:
-        return "manager"
-    return "handler" if task.agent_role == DETERMINISTIC else "task"
-
-
-def _delegated_steps(delegating: str, task: TaskTrace) -> Iterator[RanStep]:
+def _delegated_steps(delegating: str, task: TaskTrace) -> Iterator[FlowNode]:
     """Yield the delegated work of a task, and of its workers in turn."""
     for number, each in enumerate(task.delegations):
         name = delegated_instance(effect_name(delegating, 0, number))
-        yield RanStep(
+        yield FlowNode(
             id=name,
             kind="delegation",
             title=each.task_description,
@@ -246,19 +178,18 @@ class EnsembleDevTools:
         target = Path(path)
         if target.suffix not in _PICTURES:
             raise ValueError(f"path must end in .svg or .mmd, got: {path}")
-        flow = _flow_of(source, plan)
-        text = render_mermaid(flow) if target.suffix == ".mmd" else render_svg(place_flow(flow), title=target.stem)
+        if isinstance(source, ExecutionTrace):
+            flow = ran_flow(trace_steps(source, plan), plan, workflow=source.workflow)
+        elif isinstance(source, MapDefinition) and not getattr(source, "is_planned", False):
+            flow = map_reduce_flow(source)
+        else:
+            flow = dag_flow(DagExporter.build(source))
+        text = (
+            render_mermaid(flow) if target.suffix == ".mmd" else render_svg(flow, place_flow(flow), title=target.stem)
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
         return target
-
-
-def _flow_of(source: EnsembleDefinition | MapDefinition | Graph | ExecutionTrace, plan: Plan | None) -> Flow:
-    if isinstance(source, ExecutionTrace):
-        return ran_flow(trace_steps(source, plan), plan, workflow=source.workflow)
-    if isinstance(source, MapDefinition) and not getattr(source, "is_planned", False):
-        return map_reduce_flow(source)
-    return dag_flow(DagExporter.build(source))
 
 
 def _trace_of(output: EnsembleOutput | None) -> ExecutionTrace:

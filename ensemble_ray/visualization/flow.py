@@ -1,4 +1,4 @@
-"""Graphs to draw: nodes, edges and groups, the same with a layout, and both as JSON data. Pure.
+"""Graphs to draw: nodes, edges and groups, their layout, and both as JSON data. Pure.
 
 `declared` builds a flow of a plan, `ran` of the steps of a run. Large flows are folded.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from ensemble_ray.values.messages import JsonValue
-from ensemble_ray.visualization.layout import Box, Direction, EdgeLine, Frame, Layout, Rect, Route, lay_out
+from ensemble_ray.visualization.layout import Box, EdgeLine, Frame, Layout, Rect, lay_out
 
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
@@ -24,7 +25,7 @@ _LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowNode:
-    """A declared task, or a step of a run."""
+    """A declared task, or a step of a run. `ran_flow` adds the rank, the group and the badges of a step."""
 
     #: key of the plan's node, such as `writer`, or a step, such as `loop:refine#0/writer#0`
     id: str
@@ -33,7 +34,7 @@ class FlowNode:
     #: one line, not shortened
     title: str
     agent: str = ""
-    #: longest path to it, in nodes; for a map-reduce its level
+    #: longest path to it, in nodes; in a map-reduce its level
     level: int | None = None
     #: order for the folding of large graphs
     rank: int = 0
@@ -58,8 +59,6 @@ class FlowNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowEdge:
-    """An edge between nodes or groups."""
-
     source: str
     target: str
     #: `unconditional`: only the order of work; drawn dashed
@@ -86,8 +85,6 @@ class FlowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A graph without a layout."""
-
     nodes: tuple[FlowNode, ...]
     edges: tuple[FlowEdge, ...] = ()
     #: each follows its parent and contains a node
@@ -97,55 +94,36 @@ class Flow:
     critical_path: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedFlow:
-    """A graph with a layout."""
-
-    flow: Flow
-    layout: Layout
-
-    def place(self, item_id: str) -> Rect:
-        return self.layout.places[item_id]
-
-    def routes(self) -> list[tuple[FlowEdge, Route]]:
-        """Return the edges with their routes."""
-        return list(zip(self.flow.edges, self.layout.routes, strict=True))
-
-
-def place_flow(flow: Flow, *, direction: Direction = "down") -> PlacedFlow:
-    """Lay out a graph.
-
-    Raises:
-        IllegalStateError: The layout package is not installed.
-    """
-    layout = lay_out(
+def place_flow(flow: Flow) -> Layout:
+    return lay_out(
         [Box(id=node.id, width=_WIDTH, height=_HEIGHT, frame=node.group) for node in flow.nodes],
         [
-            EdgeLine(source=edge.source, target=edge.target, label_size=_label_size(edge.label), is_back=edge.is_back)
+            EdgeLine(
+                source=edge.source,
+                target=edge.target,
+                label_size=(8 + _LETTER * min(len(edge.label), _LONGEST_LABEL), _LABEL_HEIGHT) if edge.label else None,
+                is_back=edge.is_back,
+            )
             for edge in flow.edges
         ],
         [Frame(id=group.id, parent=group.parent) for group in flow.groups],
-        direction=direction,
     )
-    return PlacedFlow(flow=flow, layout=layout)
 
 
-def _label_size(label: str | None) -> tuple[float, float] | None:
-    return (8 + _LETTER * min(len(label), _LONGEST_LABEL), _LABEL_HEIGHT) if label else None
-
-
-def flow_data(placed: PlacedFlow, steps: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> dict[str, JsonValue]:
-    """Return a graph with its layout as JSON data for pages (S-VIZ-81).
+def flow_data(
+    flow: Flow, layout: Layout, steps: Mapping[str, Sequence[tuple[str, str]]] | None = None
+) -> dict[str, JsonValue]:
+    """Return a graph with its layout as JSON data for pages (S-VIZ-81). `Flow` in `page/js/types.js` describes it.
 
     Args:
-        placed: The graph.
+        flow: The graph.
+        layout: Its layout.
         steps: Steps and statuses by the key of a declared node; None: the graph is of a run and contains them.
     """
-    flow = placed.flow
     return {
-        "width": placed.layout.width,
-        "height": placed.layout.height,
-        "nodes": [_node_data(node, placed.place(node.id), steps) for node in flow.nodes],
+        "width": layout.width,
+        "height": layout.height,
+        "nodes": [_node_data(node, layout.places[node.id], steps) for node in flow.nodes],
         "edges": [
             {
                 "from": edge.source,
@@ -157,10 +135,10 @@ def flow_data(placed: PlacedFlow, steps: Mapping[str, Sequence[tuple[str, str]]]
                 "critical": edge.is_critical,
                 "fired": edge.fired,
             }
-            for edge, route in placed.routes()
+            for edge, route in zip(flow.edges, layout.routes, strict=True)
         ],
         "groups": [
-            {"id": each.id, "title": each.title, "kind": each.kind, **_place_data(placed.place(each.id))}
+            {"id": each.id, "title": each.title, "kind": each.kind, **_place_data(layout.places[each.id])}
             for each in flow.groups
         ],
         "mode": flow.mode,
@@ -197,10 +175,8 @@ def _place_data(place: Rect) -> dict[str, JsonValue]:
     return {"x": place.x, "y": place.y, "w": place.width, "h": place.height}
 
 
-#: Nodes of one level that are shown individually.
-MOST_OF_A_LEVEL = 40
-#: Further limits for the levels of a graph that is still too large, tried in order.
-_SMALLER_LEVELS = (20, 10, 5, 1)
+#: Limits of the nodes of one level that are shown individually, tried in order until the graph is small enough.
+_MOST_OF_LEVELS = (40, 20, 10, 5, 1)
 #: Limits of a shown graph. A layout with so many edges takes up to 0.3 s.
 _MAX_NODES, _MAX_EDGES = 1000, 600
 #: Numbers of levels that become one node if a graph is still too large.
@@ -211,15 +187,15 @@ _SHORTEST_PREFIX = 8
 
 def fold_flow(flow: Flow) -> Flow:
     """Fold levels until the graph is small enough to show (S-VIZ-83)."""
-    folded = _fold(flow, _level_of, MOST_OF_A_LEVEL)
-    for most in _SMALLER_LEVELS:
+    folded = flow
+    for most in _MOST_OF_LEVELS:
+        folded = _fold(flow, lambda node: (node.group, node.rank, node.kind), most)
         if _is_small(folded):
             return folded
-        folded = _fold(flow, _level_of, most)
-    for width in _BANDS:
+    for width in _BANDS:  # the end of a graph stays
+        folded = _fold(flow, partial(_band, width), 1)
         if _is_small(folded):
-            return folded
-        folded = _fold(flow, _band_of(width), 1)
+            break
     return folded
 
 
@@ -227,13 +203,8 @@ def _is_small(flow: Flow) -> bool:
     return len(flow.nodes) <= _MAX_NODES and len(flow.edges) <= _MAX_EDGES
 
 
-def _level_of(node: FlowNode) -> Hashable:
-    return node.group, node.rank, node.kind
-
-
-def _band_of(width: int) -> Callable[[FlowNode], Hashable]:
-    """Return a key function that groups this many levels of a frame; the end of a graph stays."""
-    return lambda node: (node.group, node.kind == "end", node.rank // width)
+def _band(width: int, node: FlowNode) -> Hashable:
+    return node.group, node.kind == "end", node.rank // width
 
 
 def _fold(flow: Flow, place_of: Callable[[FlowNode], Hashable], most: int) -> Flow:

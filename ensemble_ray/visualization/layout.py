@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,8 +26,6 @@ _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A node to place."""
-
     id: str
     width: float
     height: float
@@ -37,8 +35,6 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame around at least one box or frame."""
-
     id: str
     #: its outer frame
     parent: str | None = None
@@ -46,8 +42,6 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLine:
-    """A line from one box or frame to another, or to itself."""
-
     source: str
     target: str
     #: width and height of its label
@@ -58,8 +52,6 @@ class EdgeLine:
 
 @dataclass(frozen=True, slots=True)
 class Rect:
-    """Upper left corner and size."""
-
     x: float
     y: float
     width: float
@@ -68,8 +60,6 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The course of a line."""
-
     #: from border to border; each segment is horizontal or vertical
     points: tuple[Point, ...]
     #: centre of its label, if it has one
@@ -78,8 +68,6 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The positions of all parts of a drawing."""
-
     width: float
     height: float
     #: rectangles of boxes and frames by id
@@ -104,28 +92,24 @@ def lay_out(
         ValueError: An id is duplicate, or a line, box or frame names an unknown id.
     """
     if not boxes:
-        return Layout(width=0, height=0, places={}, routes=())
-    drawn = _engine().layout(_graph_of(boxes, lines, frames), options=_options(direction, len(lines)))
-    names = [*(frame.id for frame in frames), *(box.id for box in boxes)]
-    raw_places = {name: _rect(node) for name, node in zip(names, drawn.nodes, strict=True)}
-    raw_routes = [_route(edge, line) for edge, line in zip(drawn.edges, lines, strict=True)]
-    framed = {frame.id for frame in frames}
-    routes = [
-        _clip(route, *(raw_places[end] if end in framed else None for end in (line.source, line.target)))
-        for route, line in zip(raw_routes, lines, strict=True)
-    ]
-    places, routes = _with_titles(raw_places, routes, frames)
-    return _move(places, routes, [line.label_size for line in lines])
-
-
-def _engine() -> Any:
+        return Layout(width=0.0, height=0.0, places={}, routes=())
     try:
         import graphlay
     except ImportError as error:
         raise IllegalStateError(
             "Places for the nodes of a graph need the package graphlay. Install it: pip install 'ensemble-ray[studio]'"
         ) from error
-    return graphlay
+    engine: Any = graphlay
+    drawn = engine.layout(_graph_of(boxes, lines, frames), options=_options(direction, len(lines)))
+    names = [*(frame.id for frame in frames), *(box.id for box in boxes)]
+    raw_places = {name: _rect(node) for name, node in zip(names, drawn.nodes, strict=True)}
+    framed = {frame.id for frame in frames}
+    routes = [
+        _route(edge, line, *(raw_places[end] if end in framed else None for end in (line.source, line.target)))
+        for edge, line in zip(drawn.edges, lines, strict=True)
+    ]
+    places, routes = _with_titles(raw_places, routes, frames)
+    return _move(places, routes, [line.label_size for line in lines])
 
 
 def _graph_of(boxes: Sequence[Box], lines: Sequence[EdgeLine], frames: Sequence[Frame]) -> dict[str, object]:
@@ -182,21 +166,16 @@ def _rect(node: Mapping[str, Any]) -> Rect:
     return Rect(node["center"]["x"] - width / 2, node["center"]["y"] - height / 2, width, height)
 
 
-def _route(edge: Mapping[str, Any], line: EdgeLine) -> Route:
-    points = tuple((point["x"], point["y"]) for point in edge["points"])
-    at = edge["label_anchor"] if line.label_size is not None else None
-    return Route(points, None if at is None else (at["x"], at["y"]))
-
-
-def _clip(route: Route, source: Rect | None, target: Rect | None) -> Route:
-    """Cut a route at the upper borders of its frames: the engine continues lines below the title of a frame."""
-    points = list(route.points)
+def _route(edge: Mapping[str, Any], line: EdgeLine, source: Rect | None, target: Rect | None) -> Route:
+    """Return a route, cut at the upper borders of its frames: the engine continues lines below the title of a frame."""
+    points = [(point["x"], point["y"]) for point in edge["points"]]
     for end, beside, frame in ((0, 1, source), (-1, -2, target)):
         if frame is not None and len(points) > 1:
             (x, y), (other_x, other_y) = points[end], points[beside]
             if x == other_x and other_y <= frame.y < y:
                 points[end] = (x, frame.y)
-    return Route(tuple(points), route.label_at)
+    at = edge["label_anchor"] if line.label_size is not None else None
+    return Route(tuple(points), None if at is None else (at["x"], at["y"]))
 
 
 def _with_titles(
@@ -230,11 +209,11 @@ def _with_titles(
     ]
 
 
-def _move(places: Mapping[str, Rect], routes: Iterable[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
+def _move(places: Mapping[str, Rect], routes: Sequence[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
     """Move the drawing so that its upper left corner with the margin is at 0."""
-    routes = tuple(routes)
     points = [point for route in routes for point in route.points]
-    points += [corner for place in places.values() for corner in _corners(place)]
+    for place in places.values():
+        points += [(place.x, place.y), (place.x + place.width, place.y + place.height)]
     for route, size in zip(routes, labels, strict=True):
         if route.label_at is not None and size is not None:
             (x, y), (width, height) = route.label_at, size
@@ -257,7 +236,3 @@ def _move(places: Mapping[str, Rect], routes: Iterable[Route], labels: Sequence[
             for route in routes
         ),
     )
-
-
-def _corners(place: Rect) -> tuple[Point, Point]:
-    return (place.x, place.y), (place.x + place.width, place.y + place.height)

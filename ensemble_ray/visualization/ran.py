@@ -12,18 +12,15 @@ Nodes have the ids of the steps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit
+from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit, Plan
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
 from ensemble_ray.visualization.declared import title_of, tree_badges
 from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind, fold_flow
-
-if TYPE_CHECKING:
-    from ensemble_ray.plan.plan import Plan
 
 #: Kinds of steps that contain other steps, and statuses before the start.
 _CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})
@@ -35,29 +32,8 @@ _SEQUENTIAL = "sequential"
 _EXECUTION_WORDS: Mapping[GroupKind, str] = {"loop": "iteration", "phase": "attempt", "graph": "step"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanStep:
-    """One execution of a task."""
-
-    #: instance, such as `loop:refine#0/writer#0`
-    id: str
-    #: `task`, `handler`, `manager`, `delegation`, `map` and so on
-    kind: str
-    title: str
-    agent: str = ""
-    status: str
-    #: level in a map-reduce
-    level: int | None = None
-
-
-def ran_flow(steps: Iterable[RanStep], plan: Plan | None = None, *, workflow: str = "") -> Flow:
-    """Return the graph of a run (S-VIZ-84), folded if it is too large.
-
-    Args:
-        steps: The steps in the order of their start. Steps of units are ignored.
-        plan: Plan of the run; None: its tasks were created during the run, or the plan is unknown.
-        workflow: Workflow name of the trace, if there is no plan.
-    """
+def ran_flow(steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: str = "") -> Flow:
+    """Return the graph of a run (S-VIZ-84), folded if it is too large."""
     leaves = [step for step in steps if step.kind not in _CONTAINERS and step.status not in _NOT_BEGUN]
     maker = _Maker(_Rules(plan, workflow))
     root = _Scope(path="")
@@ -103,22 +79,20 @@ class _Scope:
 
     path: str
     #: steps, and units by their paths without occurrence, in the order of their start
-    members: dict[str, RanStep | _Unit] = field(default_factory=dict[str, "RanStep | _Unit"])
+    members: dict[str, FlowNode | _Unit] = field(default_factory=dict[str, "FlowNode | _Unit"])
 
 
 @dataclass(slots=True, kw_only=True)
 class _Unit:
-    """A unit with its executions."""
-
     #: `loop:refine`, or `graph:triage#3/loop:refine`
     path: str
     executions: dict[str, _Scope] = field(default_factory=dict[str, _Scope])
 
-    def steps(self) -> Iterable[RanStep]:
+    def steps(self) -> Iterable[FlowNode]:
         """Yield the steps in it at any depth."""
         for scope in self.executions.values():
             for member in scope.members.values():
-                if isinstance(member, RanStep):
+                if isinstance(member, FlowNode):
                     yield member
                 else:
                     yield from member.steps()
@@ -133,10 +107,9 @@ class _Maker:
     edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
     groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
     #: delegated steps by their delegating step
-    _delegated: dict[str, list[RanStep]] = field(default_factory=dict[str, list[RanStep]])
+    _delegated: dict[str, list[FlowNode]] = field(default_factory=dict[str, list[FlowNode]])
 
-    def insert(self, step: RanStep, root: _Scope) -> None:
-        """Add a step to the execution in its id."""
+    def insert(self, step: FlowNode, root: _Scope) -> None:
         call = delegating_call(step.id)
         if call is not None:
             self._delegated.setdefault(call.rsplit("/", 2)[0], []).append(step)
@@ -147,7 +120,7 @@ class _Maker:
             path = f"{path}/{part}" if path else part
             unit_path = key_of(path)
             unit = scope.members.setdefault(unit_path, _Unit(path=unit_path))
-            if isinstance(unit, RanStep):
+            if isinstance(unit, FlowNode):
                 return
             scope = unit.executions.setdefault(path, _Scope(path=path))
         scope.members[step.id] = step
@@ -156,13 +129,13 @@ class _Maker:
         """Add the content of an execution; return the ids of its nodes and frames in order."""
         members = scope.members
         if not self.rules.has_plan and any(
-            isinstance(each, RanStep) and each.level is not None for each in members.values()
+            isinstance(each, FlowNode) and each.level is not None for each in members.values()
         ):
-            return self._add_levels([each for each in members.values() if isinstance(each, RanStep)])
+            return self._add_levels([each for each in members.values() if isinstance(each, FlowNode)])
         ranks = _ranks(members, self.rules, is_sequential=self.rules.is_sequential(scope.path))
         shown: dict[str, str] = {}
         for path, member in members.items():
-            if isinstance(member, RanStep):
+            if isinstance(member, FlowNode):
                 self._add_step(member, group, rank=ranks[path])
                 shown[path] = member.id
             else:
@@ -186,27 +159,17 @@ class _Maker:
                 if (source, target) not in known
             ]
 
-    def _add_step(self, step: RanStep, group: str | None, *, rank: int, badges: tuple[str, ...] = ()) -> None:
-        self.nodes.append(
-            FlowNode(
-                id=step.id,
-                kind=step.kind,
-                title=title_of(step.title),
-                agent=title_of(step.agent),
-                level=step.level,
-                rank=rank,
-                group=group,
-                status=step.status,
-                badges=badges or tree_badges(step.kind, step.level),
-            )
-        )
+    def _add_step(self, step: FlowNode, group: str | None, *, rank: int, badges: tuple[str, ...] = ()) -> None:
+        badges = badges or tree_badges(step.kind, step.level)
+        title, agent = title_of(step.title), title_of(step.agent)
+        self.nodes.append(replace(step, title=title, agent=agent, rank=rank, group=group, badges=badges))
         for worker in self._delegated.get(step.id, ()):
             self._add_step(worker, group, rank=rank + 1)
             self.edges.append(FlowEdge(source=step.id, target=worker.id, kind="delegation"))
 
-    def _add_levels(self, steps: Sequence[RanStep]) -> list[str]:
+    def _add_levels(self, steps: Sequence[FlowNode]) -> list[str]:
         """Add the frames of map-reduce levels (rule 4)."""
-        levels: dict[int, list[RanStep]] = {}
+        levels: dict[int, list[FlowNode]] = {}
         for step in steps:
             levels.setdefault(step.level or 0, []).append(step)
         names: list[str] = []
@@ -264,15 +227,18 @@ class _Maker:
     def _add_between(self, unit: _Unit, frame: str, title: str, *, rank: int) -> str:
         """Add the node that replaces executions."""
         steps = list(unit.steps())
-        counts: dict[str, int] = {}
-        for step in steps:
-            counts[step.status] = counts.get(step.status, 0) + 1
-        name = f"{frame}..more"
-        folded = tuple(step.id for step in steps)
         self.nodes.append(
-            FlowNode(id=name, kind="task", title=title, rank=rank, group=frame, folded=folded, counts=counts)
+            FlowNode(
+                id=f"{frame}..more",
+                kind="task",
+                title=title,
+                rank=rank,
+                group=frame,
+                folded=tuple(step.id for step in steps),
+                counts=Counter(step.status or "" for step in steps),
+            )
         )
-        return name
+        return self.nodes[-1].id
 
     # Graphs.
 
@@ -283,7 +249,7 @@ class _Maker:
         for number, scope in enumerate(scopes, start=1):
             for path, member in scope.members.items():
                 state = states.get(_key(path), _key(path))
-                if isinstance(member, RanStep):
+                if isinstance(member, FlowNode):
                     name = member.id
                     badges = (f"STEP {number}", title_of(state))
                     self._add_step(member, frame, rank=number, badges=badges)
@@ -318,16 +284,11 @@ def _key(path: str) -> str:
 
 
 def _group_kind(path: str) -> GroupKind:
-    match _key(path).partition(":")[0]:
-        case "phase":
-            return "phase"
-        case "graph":
-            return "graph"
-        case _:
-            return "loop"
+    kind = _key(path).partition(":")[0]
+    return "phase" if kind == "phase" else "graph" if kind == "graph" else "loop"
 
 
-def _ranks(members: Mapping[str, RanStep | _Unit], rules: _Rules, *, is_sequential: bool) -> Mapping[str, int]:
+def _ranks(members: Mapping[str, FlowNode | _Unit], rules: _Rules, *, is_sequential: bool) -> Mapping[str, int]:
     """Return the longest dependency chain before each member; in a sequential frame its position."""
     if is_sequential:
         return {path: position for position, path in enumerate(members)}

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 from xml.sax.saxutils import escape, quoteattr
 
-if TYPE_CHECKING:
-    from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode, PlacedFlow
-    from ensemble_ray.visualization.layout import Point, Rect, Route
-
+from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode
+from ensemble_ray.visualization.layout import Layout, Point, Rect, Route
 
 #: Number of role colours, which are assigned in order and repeated.
 _ROLES = 8
@@ -57,25 +55,29 @@ _ARROWS = {"dependency": "-->", "conditional": "-->", "unconditional": "-.->", "
 _SAFE = frozenset(" .,:!?+*/()=≤→…-_")
 
 
-def render_svg(placed: PlacedFlow, *, title: str) -> str:
-    """Return the text of an SVG file (S-VIZ-85).
-
-    Args:
-        placed: The graph.
-        title: Description for screen readers.
-    """
-    return "\n".join([*_svg_lines(placed, title), ""])
+def render_svg(flow: Flow, layout: Layout, *, title: str) -> str:
+    """Return the text of an SVG file (S-VIZ-85). Screen readers read the title."""
+    return "\n".join([*_svg_lines(flow, layout, title), ""])
 
 
 def render_mermaid(flow: Flow) -> str:
     """Return the text of a Mermaid flowchart (S-VIZ-86)."""
     names = {each.id: f"n{position}" for position, each in enumerate(flow.nodes)}
     names |= {each.id: f"g{position}" for position, each in enumerate(flow.groups)}
-    return "\n".join([*_mermaid_lines(flow, names), ""])
+    lines = ["flowchart TB", *_members(flow, names, None, 1)]
+    for edge in flow.edges:
+        arrow = _ARROWS[edge.kind]
+        arrow = f'{arrow}|"{_text(edge.label)}"|' if edge.label else arrow
+        lines.append(f"  {names[edge.source]} {arrow} {names[edge.target]}")
+    critical = [names[node.id] for node in flow.nodes if node.is_critical]
+    if critical:
+        lines.append("  classDef critical stroke:#d33,stroke-width:2px")
+        lines.append(f"  class {','.join(critical)} critical")
+    return "\n".join([*lines, ""])
 
 
-def _svg_lines(placed: PlacedFlow, title: str) -> Iterator[str]:
-    width, height = (_number(max(1.0, each)) for each in (placed.layout.width, placed.layout.height))
+def _svg_lines(flow: Flow, layout: Layout, title: str) -> Iterator[str]:
+    width, height = (_number(max(1.0, each)) for each in (layout.width, layout.height))
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label={quoteattr(title)}>'
@@ -84,18 +86,16 @@ def _svg_lines(placed: PlacedFlow, title: str) -> Iterator[str]:
     yield f"<style>{_STYLE}</style>"
     yield f"<defs>{_TIPS}</defs>"
     yield '<rect class="paper" width="100%" height="100%"/>'
-    flow = placed.flow
     for group in flow.groups:
-        yield _frame(group, placed.place(group.id))
-    routes = placed.routes()
-    for edge, route in routes:
+        yield _frame(group, layout.places[group.id])
+    for edge, route in zip(flow.edges, layout.routes, strict=True):
         yield _edge(edge, route)
     roles = {
         role: position % _ROLES for position, role in enumerate(dict.fromkeys(n.agent for n in flow.nodes if n.agent))
     }
     for node in flow.nodes:
-        yield from _node(node, placed.place(node.id), roles.get(node.agent))
-    for edge, route in routes:
+        yield from _node(node, layout.places[node.id], roles.get(node.agent))
+    for edge, route in zip(flow.edges, layout.routes, strict=True):
         if edge.label and route.label_at is not None:
             yield _label(edge, route.label_at)
     yield "</svg>"
@@ -122,7 +122,7 @@ def _edge(edge: FlowEdge, route: Route) -> str:
 
 
 def _path(points: Sequence[Point]) -> str:
-    """Return a path through the points with round corners."""
+    """Return a path with round corners."""
     parts = [f"M{_pair(points[0])}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         parts.append(f"L{_pair(_towards(corner, before))}Q{_pair(corner)} {_pair(_towards(corner, after))}")
@@ -159,7 +159,7 @@ def _node(node: FlowNode, place: Rect, role: int | None) -> Iterator[str]:
         return
     if node.shown_count is not None:
         for distance in (2 * _STACK, _STACK):
-            yield _rect("card", _shift(place, distance), _RADIUS)
+            yield _rect("card", replace(place, x=place.x + distance, y=place.y + distance), _RADIUS)
     yield _rect("card", place, _RADIUS)
     if role is not None:
         x, y = _number(place.x + 5), _number(place.y + 10)
@@ -229,10 +229,6 @@ def _width(text: str, letter: float) -> float:
     return sum(2 * letter if unicodedata.east_asian_width(char) in "WF" else letter for char in text)
 
 
-def _shift(place: Rect, distance: float) -> Rect:
-    return type(place)(place.x + distance, place.y + distance, place.width, place.height)
-
-
 def _rect(name: str, place: Rect, radius: float) -> str:
     x, y, width, height = (_number(each) for each in (place.x, place.y, place.width, place.height))
     return f'<rect class="{name}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{_number(radius)}"/>'
@@ -244,17 +240,6 @@ def _pair(point: Point) -> str:
 
 def _number(value: float) -> str:
     return f"{round(value, 1):g}"
-
-
-def _mermaid_lines(flow: Flow, names: dict[str, str]) -> Iterator[str]:
-    yield "flowchart TB"
-    yield from _members(flow, names, None, 1)
-    for edge in flow.edges:
-        yield f"  {names[edge.source]} {_arrow(edge)} {names[edge.target]}"
-    critical = [names[node.id] for node in flow.nodes if node.is_critical]
-    if critical:
-        yield "  classDef critical stroke:#d33,stroke-width:2px"
-        yield f"  class {','.join(critical)} critical"
 
 
 def _members(flow: Flow, names: dict[str, str], group: str | None, depth: int) -> Iterator[str]:
@@ -281,11 +266,6 @@ def _shape(node: FlowNode) -> str:
         lines.append(f"<small>{_text(badges)}</small>")
     label = "<br/>".join(lines)
     return f'{{{{"{label}"}}}}' if node.kind == "manager" else f'["{label}"]'
-
-
-def _arrow(edge: FlowEdge) -> str:
-    arrow = _ARROWS[edge.kind]
-    return f'{arrow}|"{_text(edge.label)}"|' if edge.label else arrow
 
 
 def _text(text: str) -> str:

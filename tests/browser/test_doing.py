@@ -33,7 +33,7 @@ async def test_a_review_is_approved_in_the_browser(own: Runs, page: Page) -> Non
     await expect(page.locator(".inbox-row")).to_have_count(1)
     assert len(pending_reviews(runtime=own.inline)) == 1
     await page.keyboard.press("y")
-    await expect(page.locator(".empty")).to_contain_text("Nothing waits for you")
+    await expect(page.locator(".empty")).to_contain_text("No open reviews")
     await page.goto(own.at("/runs/one/steps?step=letter%230"))
     await expect(page.locator(".step-panel")).to_contain_text("Approved")
     await expect(page.locator(".step-panel")).to_contain_text("fine")
@@ -51,7 +51,7 @@ async def test_an_edit_shows_what_it_changes(own: Runs, page: Page) -> None:
     await expect(page.locator(".diff ins")).to_have_text("shrinking")
     await expect(page.locator(".diff del")).to_have_text("growing")
     await page.get_by_role("button", name="Use this text").click()
-    await expect(page.locator(".empty")).to_contain_text("Nothing waits for you")
+    await expect(page.locator(".empty")).to_contain_text("No open reviews")
     await page.goto(own.at("/runs/one/steps?step=letter%230"))
     await expect(page.locator(".step-panel")).to_contain_text("Edited")
 
@@ -92,8 +92,8 @@ async def test_a_fork_says_what_it_takes_and_what_it_does_again(page: Page, runs
     await page.goto(runs.at("/runs/report/steps?step=write%230"))
     await page.get_by_role("button", name="Fork from here").click()
     dialog = page.get_by_role("dialog")
-    await expect(dialog).to_contain_text("2 steps will be done again")
-    await expect(dialog).to_contain_text("4 steps come from the record")
+    await expect(dialog).to_contain_text("2 steps will be repeated")
+    await expect(dialog).to_contain_text("4 steps are reused")
     await expect(dialog.get_by_role("button", name="Fork", exact=True)).to_be_enabled()
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)

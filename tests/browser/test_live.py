@@ -183,7 +183,7 @@ async def test_what_cannot_be_had_again_is_said_to_be_old(own: Runs, context: Br
         await expect(page.locator(shown)).to_have_count(1)
         await page.route("**/api/studio/**", _no_answer)
         await page.clock.run_for(_LOOKS_AGAIN_MS)
-        await expect(page.locator(".notice")).to_have_text(re.compile("may be old: The server does not answer"))
+        await expect(page.locator(".notice")).to_have_text(re.compile("may be outdated: The server does not answer"))
         await expect(page.locator(shown)).to_have_count(1)
         await page.unroute("**/api/studio/**")
         await page.clock.run_for(_LOOKS_AGAIN_MS)

@@ -71,7 +71,7 @@ async def test_search_and_filters_stand_in_the_address(page: Page, runs: Runs) -
     await expect(page.locator(".run")).to_have_count(1)
     await expect(page.get_by_role("button", name="failed")).to_have_attribute("aria-pressed", "true")
     await page.get_by_label("Search runs").fill("no such words")
-    await expect(page.get_by_text("No run is like this")).to_be_visible()
+    await expect(page.get_by_text("No matching run")).to_be_visible()
     await page.get_by_role("button", name="Show all runs").click()
     await expect(page.locator(".run").nth(5)).to_be_visible()
 
@@ -101,7 +101,7 @@ async def test_an_empty_home_says_how_to_begin(own: Runs, page: Page) -> None:
     await page.goto(own.at("/runs"))
     await expect(page.locator(".empty")).to_contain_text("ensemble-ray run team.yaml")
     await page.goto(own.at("/reviews"))
-    await expect(page.locator(".empty")).to_contain_text("Nothing waits for you")
+    await expect(page.locator(".empty")).to_contain_text("No open reviews")
 
 
 async def test_the_flow_shows_roles_states_and_the_critical_path(page: Page, runs: Runs) -> None:

@@ -18,7 +18,7 @@ from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.trace import fold_output, fold_trace
-from ensemble_ray.studio.views.totals import RunTotals
+from ensemble_ray.studio.views.run_view import RunTotals
 from ensemble_ray.values.outputs import RunState
 from tests.readers import differences
 from tests.scenarios.made_runs import STORIES, MadeRun, Maker

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from ensemble_ray import EnsembleError
-from ensemble_ray.studio import cluster_process
-from ensemble_ray.studio.cluster_process import ClusterProcess
+from ensemble_ray.studio import processes as cluster_process
+from ensemble_ray.studio.processes import ClusterProcess
 
 pytestmark = pytest.mark.program
 

@@ -19,11 +19,10 @@ from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio import app as spooled_answer
-from ensemble_ray.studio.app import studio_app
+from ensemble_ray.studio.app import Studio, studio_app
 from ensemble_ray.studio.documents import FOLDER
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.server import PORT, StudioServer
-from ensemble_ray.studio.service import Studio
 
 from .conftest import Serve
 

@@ -16,11 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio import app as spooled_answer
-from ensemble_ray.studio.app import SpooledAnswer
-from ensemble_ray.studio.event_answer import EventAnswer
-from ensemble_ray.studio.http_server import HttpServer
+from ensemble_ray.studio.app import SpooledAnswer, Studio
+from ensemble_ray.studio.http_server import EventAnswer, HttpServer
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.service import Studio
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 
 #: Longest time to wait for what must come, s.
@@ -73,7 +71,7 @@ def test_the_connection_of_a_client_that_reads_nothing_is_aborted(
 ) -> None:
     """S-STU-175: though the server holds a piece for it; its slot is free, and nothing is logged."""
     monkeypatch.setattr(spooled_answer, "_STALLED_S", 0.01)
-    monkeypatch.setattr("ensemble_ray.studio.event_answer.SEND_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ensemble_ray.studio.http_server.SEND_TIMEOUT_S", 0.01)
     is_lost = threading.Event()
 
     async def events() -> AsyncGenerator[ServerSentEvent]:

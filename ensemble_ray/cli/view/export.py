@@ -50,7 +50,8 @@ class Pictures:
             from ensemble_ray.visualization.flow import place_flow
             from ensemble_ray.visualization.rendering import render_svg
 
-            _write(self.svg, render_svg(place_flow(make_flow()), title=title))
+            flow = make_flow()
+            _write(self.svg, render_svg(flow, place_flow(flow), title=title))
 
 
 def _write(target: str, text: str) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp
+from starlette.types import Message as WebSocketMessage
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ensemble_ray.access.admission import headers_of, is_allowed_origin, is_local_origin, is_loopback
@@ -18,33 +19,30 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import SystemClock
-from ensemble_ray.studio.app import mount_page, mount_studio
-from ensemble_ray.studio.dashboard.hub import decode, encode
+from ensemble_ray.record.following import LiveEvents
+from ensemble_ray.studio.app import Studio, mount_page, mount_studio
+from ensemble_ray.studio.dashboard.hub import (
+    Connection,
+    Control,
+    ControlMessages,
+    MessageHub,
+    Sent,
+    ShownRuns,
+    decode,
+    encode,
+)
+from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
 from ensemble_ray.studio.http_server import ANYBODY, BodyLimit, LoopbackCheck, not_found
-from ensemble_ray.studio.local_actions import LocalActions
+from ensemble_ray.studio.local_actions import LocalActions, StudioActions
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.service import Studio
+from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
 from ensemble_ray.text.foreign_text import whole_data
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-    from starlette.types import Message as WebSocketMessage
-
-    from ensemble_ray.record.following import LiveEvents
-    from ensemble_ray.studio.dashboard.hub import Connection, Control, ControlMessages, MessageHub, ShownRuns
-    from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
-    from ensemble_ray.studio.dashboard.snapshot import Sent
-    from ensemble_ray.studio.local_actions import StudioActions
-    from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
-
 
 _GOING_AWAY, _POLICY_VIOLATION, _TRY_AGAIN = 1001, 1008, 1013
 _log = bounded_logger(__name__)
 
 
 class _Client:
-    """A page, as seen by `ControlMessages`. Implements `PageClient`."""
-
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
@@ -83,7 +81,6 @@ class PageSocket:
         self._control = control
 
     async def serve(self, websocket: WebSocket) -> None:
-        """Serve one page until it disconnects."""
         await websocket.accept()
         origins = headers_of(websocket.scope, b"origin")
         if not (is_local_origin(origins) if self._is_local else is_allowed_origin(websocket.scope)):
@@ -132,7 +129,6 @@ class PageSocket:
 
 
 async def _send(websocket: WebSocket, connection: Connection) -> None:
-    """Send queued messages until the connection ends."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):  # disconnected; `serve` notices it too
         while texts := await connection.take():
             for text in texts:
@@ -148,13 +144,6 @@ class DashboardActions:
     """Actions on the runs of a dashboard. Implements `StudioActions`."""
 
     def __init__(self, runs: ShownRuns, reviews: WebReviewHandler, reader: StudioReader) -> None:
-        """Act on runs.
-
-        Args:
-            runs: Contains the locations of their records.
-            reviews: Asks at gates of this process.
-            reader: Reads the gates of a run.
-        """
         self._runs = runs
         self._reviews = reviews
         self._reader = reader
@@ -191,11 +180,6 @@ class DashboardActions:
         return shown.model_copy(update=change)
 
     def _make_recorded(self, run_id: str) -> StudioActions:
-        """Return actions on the record of a run.
-
-        Raises:
-            StudioRefusal: the dashboard does not show this run.
-        """
         place = self._runs.place_of(run_id)
         if place is None:
             raise not_found("run", run_id)
@@ -206,55 +190,38 @@ class DashboardActions:
 HEARTBEAT_S = 15.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DashboardParts:
-    """The parts of the application of a dashboard."""
-
-    hub: MessageHub
-    reviews: WebReviewHandler
-    #: the configured host
-    host: str
-    #: returns the current port
-    port: Callable[[], int]
-    runs: ShownRuns
-    #: returns the live events of a run
-    live: Callable[[str], LiveEvents | None]
-    #: starts and controls runs; None: no control
-    control: Control | None = None
-
-
-def dashboard_app(parts: DashboardParts) -> ASGIApp:
-    """Return the application of a dashboard."""
+def dashboard_app(
+    hub: MessageHub,
+    reviews: WebReviewHandler,
+    runs: ShownRuns,
+    *,
+    host: str,
+    port: Callable[[], int],
+    live: Callable[[str], LiveEvents | None],
+    control: Control | None = None,
+) -> ASGIApp:
+    """Return the application of a dashboard. `port` returns the current port, `live` the live events of a run."""
     app = FastAPI(
-        title="ensemble_ray dashboard", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_open(parts)
+        title="ensemble_ray dashboard", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_open(hub, control)
     )
-    is_local = is_loopback(parts.host)
-    control = parts.control
-    pages = PageSocket(
-        parts.hub, parts.reviews, is_local=is_local, control=None if control is None else control.sockets
-    )
+    is_local = is_loopback(host)
+    pages = PageSocket(hub, reviews, is_local=is_local, control=None if control is None else control.sockets)
 
     async def get_status() -> JSONResponse:
-        """Return the status and the number of connected pages."""
-        return JSONResponse({"status": "running", "clients": parts.hub.connected, "port": parts.port()})
+        return JSONResponse({"status": "running", "clients": hub.connected, "port": port()})
 
     async def get_reviews() -> JSONResponse:
-        """List the open gates, oldest first."""
-        return JSONResponse(whole_data(parts.reviews.open_reviews()))
-
-    async def connect(websocket: WebSocket) -> None:
-        """Serve a page."""
-        await pages.serve(websocket)
+        return JSONResponse(whole_data(reviews.open_reviews()))
 
     app.get("/api/status")(get_status)
     app.get("/api/reviews")(get_reviews)
-    app.websocket("/ws")(connect)
-    reader = StudioReader(parts.runs, can_decide=True, is_asked_here=parts.reviews.is_open, is_of_one=True)
+    app.websocket("/ws")(pages.serve)
+    reader = StudioReader(runs, can_decide=True, is_asked_here=reviews.is_open, is_of_one=True)
     studio = Studio(
         reader=reader,
         title="the runs of this program",
-        actions=DashboardActions(parts.runs, parts.reviews, reader),
-        live=parts.live,
+        actions=DashboardActions(runs, reviews, reader),
+        live=live,
     )
     mount_studio(app, studio)
     if control is not None:
@@ -264,14 +231,15 @@ def dashboard_app(parts: DashboardParts) -> ASGIApp:
     return LoopbackCheck(limited) if is_local else limited
 
 
-def _open(parts: DashboardParts) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+def _open(
+    hub: MessageHub, control: Control | None
+) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def opened(_app: FastAPI) -> AsyncGenerator[None]:
-        """Send heartbeats while the application serves."""
         async with contextlib.AsyncExitStack() as stack:
-            if parts.control is not None:
-                await stack.enter_async_context(parts.control)
-            beating = asyncio.get_running_loop().create_task(_beat(parts.hub))
+            if control is not None:
+                await stack.enter_async_context(control)
+            beating = asyncio.get_running_loop().create_task(_beat(hub))
             stack.callback(beating.cancel)
             yield
 

@@ -20,10 +20,9 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.record.view.exporters import JsonTraceExporter
 from ensemble_ray.studio import check_installed
-from ensemble_ray.studio.dashboard.hub import MessageHub, ShownRuns
+from ensemble_ray.studio.dashboard.hub import MessageHub, ShownRuns, Snapshot
 from ensemble_ray.studio.dashboard.listener import WebSocketStreamingListener
 from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
-from ensemble_ray.studio.dashboard.snapshot import Snapshot
 from ensemble_ray.values.reviews import OnTimeoutAction
 from ensemble_ray.values.value import DurationField, Value
 
@@ -35,15 +34,7 @@ if TYPE_CHECKING:
     from ensemble_ray.studio.http_server import HttpServer
 
 
-#: The usual port (S-WEB-1).
-DEFAULT_PORT = 7329
 _HIGHEST_PORT = 65535
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _number(value: object) -> int | None:
@@ -51,8 +42,6 @@ def _number(value: object) -> int | None:
 
 
 class DashboardSettings(Value):
-    """The fields of a `WebDashboard`, in the order in which they are checked."""
-
     port: int
     host: str = "localhost"
     review_timeout: DurationField = cast("Any", timedelta(minutes=5))
@@ -77,7 +66,8 @@ class DashboardSettings(Value):
             raise ValidationError(f"host must not be None or blank; got: {host}")
         if timeout is None:
             raise ValidationError("review_timeout must not be None")
-        if (seconds := _seconds(timeout)) is not None and seconds < 0:
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if isinstance(seconds, int | float) and seconds < 0:
             raise ValidationError(f"review_timeout must not be negative; got: {timeout}")
         if (kept := _number(runs)) is None or kept < 1:
             raise ValidationError(f"max_retained_runs must be >= 1; got: {runs}")
@@ -261,7 +251,7 @@ class WebDashboard:
         if self._server is not None:
             return
         check_installed("The dashboard")
-        from ensemble_ray.studio.dashboard.app import DashboardParts, dashboard_app
+        from ensemble_ray.studio.dashboard.app import dashboard_app
         from ensemble_ray.studio.http_server import HttpServer
 
         if not is_loopback(self.host):
@@ -269,18 +259,16 @@ class WebDashboard:
                 "The dashboard listens on %s: every client that reaches it can see all runs and decide reviews, without a key",
                 self.host,
             )
-        parts = DashboardParts(
-            hub=self._hub,
-            reviews=self.review_handler,
+        app = dashboard_app(
+            self._hub,
+            self.review_handler,
+            self._shown,
             host=self.host,
             port=lambda: self.actual_port,
-            runs=self._shown,
             live=self.streaming_listener.live_of,
             control=self._control,
         )
-        server = HttpServer(
-            dashboard_app(parts), host=self.host, port=self.port, name="dashboard", on_stop=self._hub.close
-        )
+        server = HttpServer(app, host=self.host, port=self.port, name="dashboard", on_stop=self._hub.close)
         server.start()
         self._server = server
         atexit.register(self.stop)

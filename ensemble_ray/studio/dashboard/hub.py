@@ -1,14 +1,17 @@
-"""Sends messages about runs to every connected page of a dashboard. Thread-safe."""
+"""Sends messages about runs to every connected page of a dashboard, and stores them for new pages. Thread-safe."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ensemble_ray.events.messages import Message
@@ -16,7 +19,6 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.forks import new_lock
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
 from ensemble_ray.text.foreign_text import whole_data
 
 if TYPE_CHECKING:
@@ -28,17 +30,12 @@ if TYPE_CHECKING:
 
 
 def encode(kind: str, data: Mapping[str, object]) -> str:
-    """Return a message as one JSON object."""
     whole = whole_data({"type": kind, **data})
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def decode(text: str) -> tuple[str, Mapping[str, object]]:
-    """Return the type and the data of a message of a client.
-
-    Raises:
-        ValueError: the text is not a JSON object with a type.
-    """
+    """Return the type and the data of a message of a client."""
     try:
         data: object = json.loads(text)
     except RecursionError:
@@ -61,42 +58,33 @@ class Connection:
     """The queue of messages to one page. Any thread adds messages; the loop of the server sends them."""
 
     def __init__(self) -> None:
-        """Create an empty queue for the running loop."""
         #: returns the first message
         self._first: Callable[[], str] | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = new_lock()
         self._waiting: deque[str] = deque()
         self._characters = 0
-        self._is_overrun = False
+        #: whether the queue overflowed, since the page did not read
+        self.is_overrun = False
         self._is_closing = False
         self._changed = asyncio.Event()
         #: filter that the page subscribed to; None: all messages
         self.wants: Callable[[Sent], bool] | None = None
 
-    @property
-    def is_overrun(self) -> bool:
-        """Whether the queue overflowed, since the page did not read."""
-        return self._is_overrun
-
     def begin(self, write: Callable[[], str]) -> None:
-        """Set the first message of the connection. It does not count towards the capacity.
-
-        Args:
-            write: Returns the message. Called once, in a thread.
-        """
+        """Set the function that returns the first message. It is called in a thread. The message needs no capacity."""
         self._first = write
         self._wake()
 
     def put(self, text: str) -> None:
         """Queue a message. Thread-safe."""
         with self._lock:
-            if self._is_overrun or self._is_closing:
+            if self.is_overrun or self._is_closing:
                 return
             self._waiting.append(text)
             self._characters += len(text)
             if self._characters > MOST_WAITING_CHARACTERS:
-                self._is_overrun = True
+                self.is_overrun = True
                 self._waiting.clear()
         self._wake()
 
@@ -109,13 +97,13 @@ class Connection:
     async def take(self) -> list[str]:
         """Wait for messages, and return them; an empty list: the connection ends."""
         write, self._first = self._first, None
-        first = [] if write is None or self._is_overrun else [await asyncio.to_thread(write)]
+        first = [] if write is None or self.is_overrun else [await asyncio.to_thread(write)]
         while True:
             self._changed.clear()
             with self._lock:
                 texts, self._characters = list(self._waiting), 0
                 self._waiting.clear()
-                if first or texts or self._is_overrun or self._is_closing:
+                if first or texts or self.is_overrun or self._is_closing:
                     return [*first, *texts]
             await self._changed.wait()
 
@@ -139,7 +127,6 @@ class MessageHub:
 
     @property
     def connected(self) -> int:
-        """Number of connections."""
         return len(self._connections)
 
     def publish(self, run_id: str, message: Message) -> None:
@@ -172,7 +159,6 @@ class MessageHub:
         return connection
 
     def detach(self, connection: Connection) -> None:
-        """Remove an ended connection."""
         with self._lock:
             self._connections.discard(connection)
 
@@ -183,24 +169,12 @@ class MessageHub:
                 connection.close()
 
 
-class PageClient(Protocol):
-    """One connected page."""
-
-    async def send(self, message: Mapping[str, object]) -> None:
-        """Queue a message for the page, `type` included."""
-        ...
-
-    def subscribe(self, types: AbstractSet[str] | None, run_id: str | None) -> None:
-        """Limit later messages to these types and that run; None: no limit."""
-        ...
-
-
 class ControlMessages(Protocol):
     """Answers further types of messages of pages."""
 
     @property
     def handlers(self) -> Mapping[str, Callable[[Any, Mapping[str, Any]], Awaitable[None]]]:
-        """Handlers by message type. The arguments are the `PageClient` of the page and the message."""
+        """Handlers by message type. The arguments are the page, an object with `send` and `subscribe`, and the message."""
         ...
 
     def drop(self, client: Any, /) -> None:
@@ -243,7 +217,6 @@ class ShownRuns:
         self._places: dict[str, StoreAddress] = {}
 
     def add(self, run: EnteredRun) -> None:
-        """Add a new run, if it is recorded."""
         if not run.is_recorded:
             return
         with self._lock:
@@ -265,7 +238,6 @@ class ShownRuns:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Return the facts after a position; see `RunStore.read`."""
         store = self._store_of(run_id)
         if store is None:
             return
@@ -275,7 +247,6 @@ class ShownRuns:
                 yield page
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
-        """Return the facts of one instance; see `RunStore.facts_of`."""
         store = self._store_of(run_id)
         return [] if store is None else await store.facts_of(run_id, instance)
 
@@ -285,12 +256,10 @@ class ShownRuns:
         return None if store is None else await store.summary(run_id)
 
     async def runs(self) -> list[RecordedRun]:
-        """Return the runs, newest first."""
         found = [each for store in self._stores() for each in await store.runs() if each.run_id in self._places]
         return sorted(found, key=lambda each: (each.created_at, each.run_id), reverse=True)
 
     async def gates(self) -> list[GatesOfRun]:
-        """Return the runs with review gates, oldest first; see `RunStore.gates`."""
         found = [each for store in self._stores() for each in await store.gates() if each.run.run_id in self._places]
         return sorted(found, key=lambda each: each.run.created_at)
 
@@ -302,3 +271,133 @@ class ShownRuns:
         with self._lock:
             places = dict.fromkeys(self._places.values())
         return [store_at(place) for place in places]
+
+
+_STARTED = "ensemble_started"
+_ITERATIONS = {"llm_iteration_started": "started", "llm_iteration_completed": "completed"}
+_REVIEW_ENDS = frozenset({"review_timed_out", "review_decided"})
+_NOT_STORED = frozenset({"token", "heartbeat", "hello", "pong", *_ITERATIONS})
+#: Most stored characters of one run, over all its messages (S-WEB-66).
+MOST_CHARACTERS = 67_108_864
+#: Number of tasks whose newest requests are stored: the last active ones. A map over ten thousand items has as many tasks.
+_KEPT_TASKS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    #: empty: the message belongs to no run
+    run_id: str
+    message: Message
+    #: the full message as JSON
+    text: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """The stored messages of one run: position and text."""
+
+    started_at: object
+    stored: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
+    #: total of the stored texts
+    characters: int = 0
+
+    def add(self, position: int, text: str) -> None:
+        """Store a message. Over the limit the oldest are evicted, except the first: it reports the start of the run."""
+        self.stored.append((position, text))
+        self.characters += len(text)
+        while self.characters > MOST_CHARACTERS and len(self.stored) > 2:  # noqa: PLR2004  the first, and the newest
+            first = self.stored.popleft()
+            self.characters -= len(self.stored.popleft()[1])
+            self.stored.appendleft(first)
+
+
+#: The two messages of a request to a model, by name.
+_Pair = dict[str, str]
+
+
+class Snapshot:
+    """The messages of the newest runs.
+
+    - Over the limit the oldest run is removed, and its later messages are not stored.
+    - Tokens, model requests and messages to one connection are not stored in the list of a run.
+    - An open review is stored until its end, also if its run is unknown.
+    - The newest model requests per task are stored separately, until the next run starts.
+    - `hello` returns messages in the order in which they were sent, over all runs.
+    """
+
+    def __init__(self, *, most_runs: int, most_iterations: int) -> None:
+        """Create an empty snapshot of that many runs, and that many model requests per task."""
+        self._most_runs = most_runs
+        self._most_iterations = most_iterations
+        self._positions = itertools.count()
+        #: in the order in which they began
+        self._runs: dict[str, _Run] = {}
+        #: by id of the review
+        self._reviews: dict[str, tuple[int, str]] = {}
+        #: by run and task, the last active at the end
+        self._iterations: dict[tuple[str, str], deque[_Pair]] = {}
+
+    def add(self, sent: Sent) -> None:
+        kind, data = sent.message
+        if kind == _STARTED:
+            self._begin(sent.run_id, data.get("started_at"))
+        if kind in _ITERATIONS:
+            self._add_iteration(sent)
+        elif kind == "review_requested":
+            self._reviews[str(data["review_id"])] = (next(self._positions), sent.text)
+        elif kind in _REVIEW_ENDS:
+            self._reviews.pop(str(data["review_id"]), None)
+        if kind == "review_decided" or kind not in _NOT_STORED | _REVIEW_ENDS | {"review_requested"}:
+            run = self._runs.get(sent.run_id)
+            if run is not None:
+                run.add(next(self._positions), sent.text)
+
+    def hello(self) -> Callable[[], str]:
+        """Copy the current messages, and return a function that encodes them as the first message of a connection.
+
+        S-WEB-40 and S-WEB-41 define that message. The function is thread-safe.
+        """
+        latest = next(reversed(self._runs.items()), None)
+        return partial(
+            _hello,
+            None if latest is None else (latest[0], latest[1].started_at),
+            [*(list(run.stored) for run in self._runs.values()), sorted(self._reviews.values())],
+            [dict(pair) for kept in self._iterations.values() for pair in kept],
+        )
+
+    def _begin(self, run_id: str, started_at: object) -> None:
+        self._iterations.clear()
+        # A run that resumes in this process sends its tasks again.
+        self._runs.pop(run_id, None)
+        self._runs[run_id] = _Run(started_at)
+        while len(self._runs) > self._most_runs:
+            del self._runs[next(iter(self._runs))]
+
+    def _add_iteration(self, sent: Sent) -> None:
+        if not self._most_iterations or sent.run_id not in self._runs:
+            return
+        kind, data = sent.message
+        task = (sent.run_id, str(data.get("instance", "")))
+        pairs = self._iterations.pop(task, None)
+        pairs = self._iterations[task] = deque(maxlen=self._most_iterations) if pairs is None else pairs
+        while len(self._iterations) > _KEPT_TASKS:
+            del self._iterations[next(iter(self._iterations))]
+        part = _ITERATIONS[kind]
+        if part == "started" or not pairs or "completed" in pairs[-1]:
+            pairs.append({part: sent.text})
+        else:
+            pairs[-1][part] = sent.text
+
+
+def _hello(
+    latest: tuple[str, object] | None, stored: Sequence[Sequence[tuple[int, str]]], pairs: Sequence[_Pair]
+) -> str:
+    parts = ['"type":"hello"']
+    if latest is not None:
+        parts += [f'"ensemble_id":{json.dumps(latest[0])}', f'"started_at":{json.dumps(latest[1])}']
+    if texts := [text for _, text in heapq.merge(*stored)]:
+        parts.append(f'"snapshot_trace":[{",".join(texts)}]')
+    if pairs:
+        objects = ("{" + ",".join(f'"{name}":{text}' for name, text in pair.items()) + "}" for pair in pairs)
+        parts.append(f'"recent_iterations":[{",".join(objects)}]')
+    return f"{{{','.join(parts)}}}"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from datetime import timedelta
+from typing import cast
 
-from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
+from ensemble_ray.events import (
+    EnsembleCompletedEvent,
+    EnsembleStartedEvent,
+    Event,
+    LlmIterationStartedEvent,
+    TokenEvent,
+)
 from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.events.messages import RunMessages
 from ensemble_ray.process.forks import SystemClock, new_lock
 from ensemble_ray.record.following import LiveEvents
+from ensemble_ray.studio.dashboard.hub import MessageHub
 from ensemble_ray.values.outputs import ExitReason
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from ensemble_ray.events import Event, LlmIterationStartedEvent, TokenEvent
-    from ensemble_ray.studio.dashboard.hub import MessageHub
 
 
 class WebSocketStreamingListener(EnsembleListener):

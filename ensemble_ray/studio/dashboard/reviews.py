@@ -9,20 +9,23 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from datetime import timedelta
+from typing import ClassVar
 
 from ensemble_ray.events import messages
+from ensemble_ray.events.messages import Message
 from ensemble_ray.execute.review.handlers import ReviewHandler
 from ensemble_ray.process.forks import SystemClock, new_lock
+from ensemble_ray.studio.dashboard.hub import MessageHub
 from ensemble_ray.values.ids import new_object_id
-from ensemble_ray.values.reviews import Review, ReviewAnswer, ReviewDecision, decision_at_timeout
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from ensemble_ray.events.messages import Message
-    from ensemble_ray.studio.dashboard.hub import MessageHub
-    from ensemble_ray.values.reviews import OnTimeoutAction, ReviewRequest
+from ensemble_ray.values.reviews import (
+    OnTimeoutAction,
+    Review,
+    ReviewAnswer,
+    ReviewDecision,
+    ReviewRequest,
+    decision_at_timeout,
+)
 
 _RUN_ENDING = "(run ending)"
 _APPROVALS = frozenset({"approve", "continue"})
@@ -30,8 +33,6 @@ _APPROVALS = frozenset({"approve", "continue"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """An open gate."""
-
     request: ReviewRequest
     created_at: float
     #: set on its loop

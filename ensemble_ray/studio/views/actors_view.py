@@ -6,12 +6,13 @@ A visitor without access to the whole cluster sees only processes that work for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
 from ensemble_ray.values.descriptions import (
     MOST_AGENTS,
     ActorDescription,
+    BucketDescription,
     ClusterDescription,
     EndpointDescription,
     ProcessDescription,
@@ -46,8 +47,6 @@ class RunAndOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorsQuestion:
-    """A question about processes."""
-
     #: ids of the runs that are recorded and that the visitor may see
     visible: Collection[str]
     #: whether the visitor may see processes of other runs, limits and endpoints
@@ -58,7 +57,6 @@ class ActorsQuestion:
     at: float
 
     def may_tell(self, run_id: str) -> bool:
-        """Return whether the visitor may see that run."""
         return self.is_all_seen or run_id in self.visible
 
 
@@ -83,7 +81,7 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
         shown = [each for each in actor.processes if _is_shown(each, asked)]
         for process in shown:
             hosted.update(run.run_id for run in process.runs)
-            places.add(process.node_id, process.host, _info(process, asked, scheduler))
+            places.add(process.node_id, process.host, _agents_info(process, asked, scheduler))
             endpoints += process.endpoints
         here = [key for key in owners if key[:2] == (actor.process.host, actor.process.pid)]
         for key in here:
@@ -92,7 +90,7 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
             places.add(actor.process.node_id, actor.process.host, _shared_info(actor.process, asked))
         if asked.is_all_seen:
             more += actor.more_processes
-            buckets += _limiters(actor, residents)
+            buckets += [_limiter(each, residents) for each in actor.buckets]
     for runs in owners.values():
         places.add("", runs[0].host, _owner_info(runs, hosted))
     left_out = f"{more} more processes have less to do and are not shown. " if more else ""
@@ -108,45 +106,30 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
     )
 
 
-@dataclass(slots=True)
-class _Node:
-    name: str
-    address: str | None = None
-    processes: list[ProcessInfo] = field(default_factory=list[ProcessInfo])
-
-
 class _Places:
     """Nodes by id, and other hosts by name."""
 
     def __init__(self, clusters: Iterable[ClusterDescription]) -> None:
-        self._nodes: dict[str, _Node] = {}
-        self._by_name: dict[str, _Node] = {}
+        self._nodes: dict[str, NodeActors] = {}
+        self._by_name: dict[str, NodeActors] = {}
         for cluster in clusters:
             for node in cluster.nodes:
                 # Two clusters may have a machine in common.
-                made = self._by_name.setdefault(node.name, _Node(node.name, node.address or None))
-                self._nodes[node.node_id] = made
+                made = NodeActors(node=node.name, address=node.address or None, processes=[])
+                self._nodes[node.node_id] = self._by_name.setdefault(node.name, made)
 
     def add(self, node_id: str, host: str, process: ProcessInfo) -> None:
         name = host or _NO_NODE
         node = self._nodes.get(node_id) or self._by_name.get(host)
         if node is None:
-            node = self._by_name[name] = _Node(name)
+            node = self._by_name[name] = NodeActors(node=name, processes=[])
         node.processes.append(process)
 
     def nodes(self) -> list[NodeActors]:
-        found = sorted(
-            (each for each in self._by_name.values() if each.processes),
-            key=lambda each: (each.name == _NO_NODE, each.name),
-        )
-        return [
-            NodeActors(node=each.name, address=each.address, processes=sorted(each.processes, key=_rank))
-            for each in found
-        ]
-
-
-def _rank(process: ProcessInfo) -> tuple[int, str]:
-    return _ORDER.index(process.kind), process.name
+        found = [each for each in self._by_name.values() if each.processes]
+        for node in found:
+            node.processes.sort(key=lambda process: (_ORDER.index(process.kind), process.name))
+        return sorted(found, key=lambda each: (each.node == _NO_NODE, each.node))
 
 
 def _is_shown(process: ProcessDescription, asked: ActorsQuestion) -> bool:
@@ -163,7 +146,7 @@ def _is_actor_shown(actor: ActorDescription, asked: ActorsQuestion, *, has_shown
     return has_shown or (asked.is_all_seen and actor.process.kind == "limiter")
 
 
-def _info(process: ProcessDescription, asked: ActorsQuestion, scheduler: str | None) -> ProcessInfo:
+def _agents_info(process: ProcessDescription, asked: ActorsQuestion, scheduler: str | None) -> ProcessInfo:
     runs = [each for each in process.runs if asked.may_tell(each.run_id)]
     tasks = [each for each in process.tasks if asked.may_tell(each.run_id) and asked.run_id in {None, each.run_id}]
     is_whole = asked.is_all_seen and asked.run_id is None
@@ -234,22 +217,18 @@ def _shared_info(process: ProcessDescription, asked: ActorsQuestion) -> ProcessI
     )
 
 
-def _limiters(actor: ActorDescription, residents: Mapping[str, Sequence[str]]) -> list[LimiterSchema]:
-    """Return the limits of an actor, with the agents of the processes that request them: most limit names are generated."""
-    return [
-        LimiterSchema(
-            name=each.name,
-            requests=each.requests,
-            period_s=each.period_s,
-            queue=each.waiting,
-            permits=each.tokens,
-            leased=each.leased,
-            agents=list(dict.fromkeys(agent for name in each.holders for agent in residents.get(name, ())))[
-                :MOST_AGENTS
-            ],
-        )
-        for each in actor.buckets
-    ]
+def _limiter(bucket: BucketDescription, residents: Mapping[str, Sequence[str]]) -> LimiterSchema:
+    """Return a limit, with the agents of the processes that request it: most limit names are generated."""
+    agents = dict.fromkeys(agent for name in bucket.holders for agent in residents.get(name, ()))
+    return LimiterSchema(
+        name=bucket.name,
+        requests=bucket.requests,
+        period_s=bucket.period_s,
+        queue=bucket.waiting,
+        permits=bucket.tokens,
+        leased=bucket.leased,
+        agents=list(agents)[:MOST_AGENTS],
+    )
 
 
 def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[BreakerSchema]:
@@ -257,25 +236,25 @@ def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[Break
     found: dict[str, list[EndpointDescription]] = {}
     for each in endpoints:
         found.setdefault(each.name, []).append(each)
-    breakers = [_breaker(name, seen, at) for name, seen in found.items()]
+    breakers: list[BreakerSchema] = []
+    for name, seen in found.items():
+        worst = max(seen, key=lambda each: _RANK[each.state])
+        probes = [each.probe_in_s for each in seen if each.probe_in_s is not None]
+        limits = [each.limit for each in seen if each.limit is not None]
+        breakers.append(
+            BreakerSchema(
+                name=name,
+                state=worst.state,
+                processes=len(seen),
+                open_in=sum(each.state != "closed" for each in seen),
+                probe_at=round((at + min(probes)) * 1000) if probes else None,
+                last_failure=worst.last_failure or None,
+                sent=sum(each.sent for each in seen),
+                queue=sum(each.waiting for each in seen),
+                limit=sum(limits) if limits else None,
+            )
+        )
     return sorted(breakers, key=lambda each: (-_RANK[each.state], each.limit is None, each.name))
-
-
-def _breaker(name: str, seen: Sequence[EndpointDescription], at: float) -> BreakerSchema:
-    worst = max(seen, key=lambda each: _RANK[each.state])
-    probes = [each.probe_in_s for each in seen if each.probe_in_s is not None]
-    limits = [each.limit for each in seen if each.limit is not None]
-    return BreakerSchema(
-        name=name,
-        state=worst.state,
-        processes=len(seen),
-        open_in=sum(each.state != "closed" for each in seen),
-        probe_at=round((at + min(probes)) * 1000) if probes else None,
-        last_failure=worst.last_failure or None,
-        sent=sum(each.sent for each in seen),
-        queue=sum(each.waiting for each in seen),
-        limit=sum(limits) if limits else None,
-    )
 
 
 def _megabytes(size: int | None) -> float | None:

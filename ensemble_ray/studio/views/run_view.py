@@ -1,32 +1,30 @@
-"""One run as the page shows it: its steps and its totals. Pure."""
+"""One run as the page shows it, and its totals for the run list, folded from its facts. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
-from ensemble_ray.record.open_reviews import obstacle_at
-from ensemble_ray.record.stores import resume_advice
-from ensemble_ray.studio.schemas import (
-    AgentBudget,
-    BudgetSchema,
-    ForkOrigin,
-    ReviewSchema,
-    RunDetailSchema,
-    RunError,
-    SpentCost,
-    SpentTokens,
+from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
+from ensemble_ray.facts.runs import (
+    FailureRecorded,
+    OutputRecorded,
+    PlanRecorded,
+    RecordedBudget,
+    RecordedOutput,
+    ReviewDecided,
+    ReviewRequested,
+    RunResumed,
 )
-from ensemble_ray.studio.views.steps import StepsView, as_millis, exit_text
-from ensemble_ray.studio.views.totals import RunTotals
-from ensemble_ray.values.outputs import ExitReason, RunState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.open_reviews import Gate
-    from ensemble_ray.record.stores import RecordedRun
+from ensemble_ray.record.head import HEAD_KINDS, RunHead
+from ensemble_ray.record.history import RunHistory
+from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, Gate, ends_of, fold_gates, obstacle_at
+from ensemble_ray.record.stores import RecordedRun, resume_advice
+from ensemble_ray.record.totals import PAID, UsageTally
+from ensemble_ray.studio import schemas
+from ensemble_ray.studio.views.steps import StepsView, as_millis, cost_of, exit_text, title_of, wire_status
+from ensemble_ray.values.ids import delegating_call, node_key
+from ensemble_ray.values.outputs import RunState
 
 #: Costs in records of budgets are whole numbers of the 8th decimal place.
 _UNITS = Decimal(10**8)
@@ -34,19 +32,11 @@ _UNITS = Decimal(10**8)
 _SHOWN = 4000
 
 
-def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> ReviewSchema:
-    """Return a gate as the page shows it.
-
-    Args:
-        gate: The gate.
-        ensemble: The team of its run.
-        at: The current time, Unix time, s.
-        is_owned: Whether a process owns the run.
-        can_decide: Whether this page accepts decisions.
-    """
+def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> schemas.ReviewSchema:
+    """Return a gate as the page shows it."""
     review, decided = gate.review(), gate.decided
     is_free = gate.is_open and obstacle_at(gate, at=at, is_owned=is_owned) is None
-    return ReviewSchema(
+    return schemas.ReviewSchema(
         run_id=review.run_id,
         gate_id=review.gate_id,
         ensemble=ensemble,
@@ -69,31 +59,136 @@ def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decid
     )
 
 
-class RunView:
-    """A run, folded from its facts.
+#: Kinds of facts that affect the totals. The fold ignores other kinds.
+TOTAL_KINDS = tuple(dict.fromkeys((*HEAD_KINDS, *GATE_KINDS, *kinds_of(*PAID, OutputRecorded, FailureRecorded))))
+
+
+class RunTotals:
+    """The totals of a run.
 
     Attributes:
-        run_id: Its id.
-        totals: Its totals.
-        steps: Its steps.
+        head: How it began and ended.
+        budget: Its budget; None: no limit.
+        usage: Its usage.
+        cost: Sum of the known costs of its tasks; None: no cost is known.
+        last_at: Time of its newest fact, Unix time, s.
+        cursor: Position of that fact.
     """
+
+    def __init__(self, history: RunHistory | None = None) -> None:
+        """Start without facts. If there is a history of the run, read its head and usage there."""
+        self.head = RunHead() if history is None else history.head
+        self.budget: RecordedBudget | None = None
+        self.usage = UsageTally() if history is None else history.totals
+        self.cost: Decimal | None = None
+        self.currency = ""
+        self.last_at = 0.0
+        self.cursor = 0
+        self._first_task = ""
+        self._planned = 0
+        self._ended = 0
+        #: keys of tasks that review a phase: their answer is a decision
+        self._reviewers: set[str] = set()
+        self._result = ""
+        #: facts that open or close gates
+        self._gate_facts: list[Fact] = []
+        self._closing: set[str] = set()
+
+    def apply(self, fact: Fact) -> None:
+        """Apply the next fact, if there is no history."""
+        self.usage.apply(fact)
+        self.head.apply(fact)
+        self.add(fact, fact.data.read() if isinstance(fact.data, OutputRecorded) else None)
+
+    def add(self, fact: Fact, output: RecordedOutput | None) -> None:
+        """Apply the next fact, except to the head and the usage. Its output, if any, is already read."""
+        self.last_at, self.cursor = max(self.last_at, fact.at), fact.seq
+        match fact.data:
+            case _ if output is not None:
+                self._add_end(fact, output.metrics)
+                if delegating_call(fact.name) is None and node_key(fact.name) not in self._reviewers:
+                    self._result = title_of(output.raw[:2000])
+            case PlanRecorded() as header:
+                self._begin(header)
+            case RunResumed(is_restart=False, budget=budget) if budget is not None:
+                self.budget = budget
+            case ReviewRequested():
+                self._gate_facts.append(fact)
+                self._closing.update(name for _, name in ends_of(fact.name))
+            case ReviewDecided():
+                self._gate_facts.append(fact)
+            case FailureRecorded(trace=trace):
+                self._add_end(fact, as_mapping(as_mapping(trace).get("metrics")))
+            case _:
+                pass
+        if fact.name in self._closing and fact.kind in END_KINDS:
+            self._gate_facts.append(fact)
+
+    def _begin(self, header: PlanRecorded) -> None:
+        self.budget = header.budget
+        nodes = [*map(as_mapping, as_sequence((header.plan or {}).get("nodes")))]
+        units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
+        self._reviewers = {as_text(unit.get("review")) for unit in units}
+        self._planned = len(nodes)
+        self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
+
+    def _add_end(self, fact: Fact, metrics: Mapping[str, object]) -> None:
+        self._ended += delegating_call(fact.name) is None
+        if (cost := cost_of(metrics)) is not None:
+            self.cost, self.currency = (self.cost or Decimal(0)) + cost[0], cost[1]
+
+    @property
+    def gates(self) -> Sequence[Gate]:
+        """Its review gates, oldest first."""
+        return fold_gates(self._gate_facts) if self._gate_facts else ()
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of all executions (S-MET-38); None: no model was called, or a provider did not count (S-MET-22)."""
+        return self.usage.tokens if self.usage.model_calls and self.usage.tokens >= 0 else None
+
+    def state(self, summary: RecordedRun) -> RunState:
+        """Return the state of the run. An end in the record overrides the summary."""
+        return summary.state if self.head.end is None else self.head.state
+
+    def row(self, summary: RecordedRun) -> schemas.RunRow:
+        state = self.state(summary)
+        created = round(summary.created_at.timestamp() * 1000)
+        is_over = not state.is_active
+        ended = as_millis(self.last_at) if is_over and self.cursor else None
+        fork = self.head.forked_from
+        return schemas.RunRow(
+            run_id=summary.run_id,
+            ensemble=self.head.name,
+            status=wire_status(state),  # type: ignore[arg-type]  # the words are the endpoint's
+            summary=self._result or self._first_task,
+            created_at=created,
+            ended_at=ended,
+            duration_ms=None if ended is None else max(0, ended - as_millis(self.head.started_at)),
+            tokens=self.tokens,
+            cost=None if self.cost is None else schemas.CostSchema(amount=f"{self.cost:f}", currency=self.currency),
+            tags=dict(self.head.tags),
+            open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
+            origin_run=None if fork is None else fork.run,
+            place=summary.location,
+            workflow=self.head.header.workflow or "",
+            tasks=self._planned or self._ended,
+        )
+
+
+class RunView:
+    """A run, folded from its facts."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.steps = StepsView()
-        self.totals = RunTotals(self.steps.usage)
+        self.totals = RunTotals(self.steps.history)
 
     @property
     def cursor(self) -> int:
-        """Position of its newest fact."""
         return self.totals.cursor
 
     def apply(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts.
-
-        Raises:
-            RecordError: a fact is damaged.
-        """
         for fact in facts:
             output = None
             try:
@@ -104,9 +199,9 @@ class RunView:
     def settle(self, summary: RecordedRun) -> None:
         """Mark open steps as interrupted if the run has no owner and no end."""
         if self.totals.state(summary) is RunState.INTERRUPTED:
-            self.steps.interrupt(self.totals.last_at)
+            self.steps.history.interrupt(self.totals.last_at)
 
-    def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[ReviewSchema]:
+    def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[schemas.ReviewSchema]:
         """Return its review gates with their full texts, oldest first; see `detail`."""
         totals = self.totals
         return [
@@ -129,24 +224,17 @@ class RunView:
         forks: Sequence[str] = (),
         problem: str | None = None,
         has_texts: bool = True,
-    ) -> RunDetailSchema:
-        """Return the run in all detail.
-
-        Args:
-            summary: Its state in the store.
-            at: The current time, Unix time, s.
-            can_decide: Whether this page accepts decisions.
-            forks: Its known forks.
-            problem: Why its record cannot be read to the end; None: it can.
-            has_texts: Whether to include long texts.
-        """
+    ) -> schemas.RunDetailSchema:
+        """Return the run in all detail."""
         totals, state = self.totals, self.totals.state(summary)
         head = totals.head
         header, fork = head.header, head.forked_from
-        reason = self._exit_reason(state)
+        reason = None
+        if not state.is_active and state is not RunState.INTERRUPTED:
+            reason = state.exit_reason if head.end is None else head.end.reason
         failed = self.steps.first_failed()
-        if self.steps.left_out:
-            problem = problem or f"{self.steps.left_out:,} more steps are not shown"
+        if left_out := self.steps.history.left_out:
+            problem = problem or f"{left_out:,} more steps are not shown"
         reviews = self.reviews(summary, at=at, can_decide=can_decide)
         if not has_texts:
             reviews = [
@@ -155,7 +243,7 @@ class RunView:
                 )
                 for each in reviews
             ]
-        return RunDetailSchema(
+        return schemas.RunDetailSchema(
             **dict(totals.row(summary)),
             inputs={
                 name: str(value) if has_texts else str(value)[:_SHOWN] for name, value in (header.inputs or {}).items()
@@ -167,7 +255,7 @@ class RunView:
             counts=self.steps.counts(),
             reviews=reviews,
             budget=self._budget(exit_text(reason, state)),
-            forked_from=None if fork is None else ForkOrigin(run_id=fork.run, step=fork.task),
+            forked_from=None if fork is None else schemas.ForkOrigin(run_id=fork.run, step=fork.task),
             forks=list(forks),
             cursor=self.cursor,
             is_live=state.is_active or state is RunState.WAITING,
@@ -175,17 +263,11 @@ class RunView:
             resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
         )
 
-    def _exit_reason(self, state: RunState) -> ExitReason | None:
-        end = self.totals.head.end
-        if state.is_active or state is RunState.INTERRUPTED:
-            return None
-        return state.exit_reason if end is None else end.reason
-
-    def _error(self, first_failed: str | None) -> RunError | None:
+    def _error(self, first_failed: str | None) -> schemas.RunError | None:
         if not (errors := self.totals.head.errors):
             return None
         error = errors[0]
-        return RunError(
+        return schemas.RunError(
             class_=error.error_type or "Exception",
             message=error.message,
             causes=[f"{each.error_type}: {each.message}" for each in error.causes],
@@ -193,11 +275,11 @@ class RunView:
             first_failed_step=first_failed,
         )
 
-    def _budget(self, end_reason: str | None) -> BudgetSchema:
+    def _budget(self, end_reason: str | None) -> schemas.BudgetSchema:
         totals, limits = self.totals, self.totals.budget
         agents: dict[str, list[int | None]] = {}
         costs: dict[str, Decimal] = {}
-        for state in self.steps.states.values():
+        for state in self.steps.history.executions.values():
             if state.is_unit or not (state.agent and state.started_at is not None):
                 continue
             shown = self.steps.show(state)
@@ -205,7 +287,7 @@ class RunView:
             if shown.cost is not None:
                 costs[state.agent] = costs.get(state.agent, Decimal(0)) + shown.cost[0]
         by_agent = [
-            AgentBudget(
+            schemas.AgentBudget(
                 agent=agent,
                 tokens=None if None in counts else sum(each or 0 for each in counts),
                 cost=f"{costs[agent]:f}" if agent in costs else None,
@@ -214,9 +296,11 @@ class RunView:
             for agent, counts in agents.items()
         ]
         max_cost = None if limits is None else limits.max_cost
-        return BudgetSchema(
-            tokens=SpentTokens(spent=totals.usage.spent_tokens, allowed=None if limits is None else limits.max_tokens),
-            cost=SpentCost(
+        return schemas.BudgetSchema(
+            tokens=schemas.SpentTokens(
+                spent=totals.usage.spent_tokens, allowed=None if limits is None else limits.max_tokens
+            ),
+            cost=schemas.SpentCost(
                 spent=None if totals.cost is None else f"{totals.cost:f}",
                 allowed=None if max_cost is None else f"{Decimal(max_cost) / _UNITS:f}",
                 currency=totals.currency or None,

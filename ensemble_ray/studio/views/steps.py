@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 from sys import intern
-from typing import TYPE_CHECKING, ClassVar
 
-from ensemble_ray.facts.fact import as_mapping, as_text
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact, as_mapping, as_text
+from ensemble_ray.facts.runs import RecordedOutput
 from ensemble_ray.plan.plan import GraphUnit
 from ensemble_ray.record import history
+from ensemble_ray.record.history import RecordedExecution
 from ensemble_ray.schedule.instructions import StepEnded
-from ensemble_ray.studio.schemas import CostSchema, StepSchema, StepTokens
+from ensemble_ray.studio.schemas import CostSchema, Effect, SegmentKind, StepSchema, StepTokens
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import GraphTrace, GraphTraceStep
-
-if TYPE_CHECKING:
-    from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.facts.runs import RecordedOutput
-    from ensemble_ray.record.history import RecordedExecution
-    from ensemble_ray.record.totals import UsageTally
-    from ensemble_ray.studio.schemas import Effect, SegmentKind
-
 
 #: Longest title, characters.
 TITLE = 120
@@ -38,7 +32,6 @@ _DELEGATING = "delegate"
 
 
 def as_millis(at: float) -> int:
-    """Return an instant of Unix time in s as ms."""
     return round(at * 1000)
 
 
@@ -62,8 +55,6 @@ def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
 
 @dataclass(slots=True, eq=False)
 class ShownStep:
-    """One row of a run's steps."""
-
     execution: history.RecordedExecution
     title: str
     #: -1: unknown
@@ -91,12 +82,31 @@ class ShownStep:
 
     def apply(self, change: history.ExecutionChange) -> None:
         """Add the time, calls and output of a change."""
-        rule = self._RULES.get(type(change))
-        if rule is not None:
-            rule(self, change)
+        match change:
+            case history.ModelReplied():
+                self._add_answer(change.fact.data)
+            case history.CallStarted():
+                self._begin_call(change.fact)
+            case history.CallEnded():
+                self._add_call(change)
+            case history.DelegationStarted():
+                self._begin(change.fact.data.started_at)
+            case history.GateOpened():
+                self._begin(change.fact.at)
+            case history.GateClosed():
+                self.is_reviewed = True
+                if change.asked is not None:
+                    self._spend("person", change.asked.at, change.fact.at)
+            case history.WorkRecorded():
+                self._begin(change.fact.at)
+                self.model_calls += change.model_calls
+                self._count(change.input_tokens, change.output_tokens)
+            case history.ExecutionEnded():
+                self._end(change)
+            case _:
+                pass
 
     def row(self) -> StepSchema:
-        """Return the row."""
         version = self.execution.version
         if self._row is None or self._row[0] != version:
             self._row = (version, self._make_row())
@@ -119,19 +129,7 @@ class ShownStep:
         self.input_tokens = add_tokens((self.input_tokens, sent))
         self.output_tokens = add_tokens((self.output_tokens, received))
 
-    def _open_gate(self, change: history.GateOpened) -> None:
-        self._begin(change.fact.at)
-
-    def _add_work(self, change: history.WorkRecorded) -> None:
-        self._begin(change.fact.at)
-        self.model_calls += change.model_calls
-        self._count(change.input_tokens, change.output_tokens)
-
-    def _delegate(self, change: history.DelegationStarted) -> None:
-        self._begin(change.fact.data.started_at)
-
-    def _add_answer(self, change: history.ModelReplied) -> None:
-        answer = change.fact.data
+    def _add_answer(self, answer: ModelAnswered) -> None:
         self._begin(answer.started_at)
         self.model_calls += 1
         self._count(int(answer.input_tokens), int(answer.output_tokens))
@@ -140,14 +138,13 @@ class ShownStep:
             self._spend("rate_limit", answer.started_at, asked_at)
         self._spend("model", asked_at, answer.started_at + answer.latency_s)
 
-    def _begin_call(self, change: history.CallStarted) -> None:
-        name = change.fact.name
-        self._begin(change.fact.at)
+    def _begin_call(self, fact: Fact) -> None:
+        self._begin(fact.at)
         if self._begun_calls is None:
             self._begun_calls = set()
-        if name in self._begun_calls and self.effect != "unknown":
+        if fact.name in self._begun_calls and self.effect != "unknown":
             self.effect = "repeated"
-        self._begun_calls.add(name)
+        self._begun_calls.add(fact.name)
         self.effect = self.effect or "recorded"
 
     def _add_call(self, change: history.CallEnded) -> None:
@@ -163,12 +160,10 @@ class ShownStep:
             self._spend("tool", result.started_at, ended)
             if len(self.tools) < _MOST_PARTS:
                 outcome = "skipped" if result.outcome.startswith("skipped") else result.outcome
-                self.tools.append((str(one_line(_tool_of(change), TITLE)), outcome, ended))
-
-    def _close_gate(self, change: history.GateClosed) -> None:
-        self.is_reviewed = True
-        if change.asked is not None:
-            self._spend("person", change.asked.at, change.fact.at)
+                tool = change.intent.tool_name if change.intent else change.requested.name if change.requested else ""
+                if change.intent is None and not tool.startswith(_DELEGATING):
+                    tool = _DELEGATING
+                self.tools.append((str(one_line(tool, TITLE)), outcome, ended))
 
     def _end(self, change: history.ExecutionEnded) -> None:
         self.cost = cost_of(change.metrics) or self.cost
@@ -187,9 +182,7 @@ class ShownStep:
         ]
         for asked in step.gates.values() if step.gates and not step.is_ended else ():
             spans.append(("person", as_millis(asked.at), as_millis(asked.at)))  # noqa: PERF401  a list would lose the kind's type
-        tokens = None
-        if self.model_calls:
-            tokens = StepTokens(input=_drop_unknown(self.input_tokens), output=_drop_unknown(self.output_tokens))
+        sent, received = (None if each < 0 else each for each in (self.input_tokens, self.output_tokens))
         return StepSchema(
             id=step.id,
             node=step.node,
@@ -204,7 +197,7 @@ class ShownStep:
             ended_at=None if step.ended_at is None else as_millis(step.ended_at),
             segments=spans,
             tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
-            tokens=tokens,
+            tokens=StepTokens(input=sent, output=received) if self.model_calls else None,
             cost=None if self.cost is None else CostSchema(amount=f"{self.cost[0]:f}", currency=self.cost[1]),
             level=step.level,
             error=step.error,
@@ -212,29 +205,6 @@ class ShownStep:
             place=None,
             reviewed=self.is_reviewed,
         )
-
-    #: Rules by kind of change. Other changes have no effect.
-    _RULES: ClassVar[Mapping[type[history.Change], Callable[..., None]]] = {
-        history.ModelReplied: _add_answer,
-        history.CallStarted: _begin_call,
-        history.CallEnded: _add_call,
-        history.DelegationStarted: _delegate,
-        history.GateOpened: _open_gate,
-        history.GateClosed: _close_gate,
-        history.WorkRecorded: _add_work,
-        history.ExecutionEnded: _end,
-    }
-
-
-def _tool_of(change: history.CallEnded) -> str:
-    if change.intent is not None:
-        return change.intent.tool_name
-    requested = "" if change.requested is None else change.requested.name
-    return requested if requested.startswith(_DELEGATING) else _DELEGATING
-
-
-def _drop_unknown(tokens: int) -> int | None:
-    return None if tokens < 0 else tokens
 
 
 #: Most steps in the view of a run: the first ones.
@@ -245,35 +215,23 @@ _ROUNDS: Mapping[str, str] = {"iteration": "Iteration", "attempt": "Attempt", "s
 
 
 class StepsView:
-    """The steps of one run."""
+    """The steps of one run.
+
+    Attributes:
+        history: The run, with its executions and usage. It leaves out executions over the limit.
+    """
 
     def __init__(self) -> None:
-        self._history = history.RunHistory(limit=MOST_STEPS)
+        self.history = history.RunHistory(limit=MOST_STEPS)
         self._shown: dict[str, ShownStep] = {}
         #: ended steps of the graph
         self._graph_steps: list[GraphTraceStep] = []
 
-    @property
-    def states(self) -> Mapping[str, RecordedExecution]:
-        """Its executions by instance, in the order in which the record names them."""
-        return self._history.executions
-
-    @property
-    def usage(self) -> UsageTally:
-        """The usage of the run."""
-        return self._history.totals
-
-    @property
-    def left_out(self) -> int:
-        """Number of steps over the limit, which are not shown."""
-        return self._history.left_out
-
     def rows(self, *, after: int = 0) -> list[StepSchema]:
         """Return the rows of all steps that changed after a position."""
-        return [self.show(state).row() for state in self.states.values() if state.changed > after]
+        return [self.show(state).row() for state in self.history.executions.values() if state.changed > after]
 
     def show(self, state: RecordedExecution) -> ShownStep:
-        """Return the step as a page shows it."""
         found = self._shown.get(state.id)
         if found is None:
             found = self._shown[state.id] = ShownStep(state, self._title(state))
@@ -281,43 +239,39 @@ class StepsView:
 
     def counts(self) -> dict[str, int]:
         """Return the number of steps by status, without units and their executions."""
-        return dict(Counter(state.status for state in self.states.values() if not state.is_unit))
+        return dict(Counter(state.status for state in self.history.executions.values() if not state.is_unit))
 
     def first_failed(self) -> RecordedExecution | None:
         """Return the step that failed first; None: no step failed."""
-        failed = (each for each in self.states.values() if each.status == "failed" and not each.is_unit)
+        failed = (each for each in self.history.executions.values() if each.status == "failed" and not each.is_unit)
         return min(failed, key=lambda each: each.ended_at or 0.0, default=None)
 
     def apply(self, fact: Fact) -> RecordedOutput | None:
-        """Apply the next fact, and return the output in it.
-
-        Raises:
-            RecordError: The fact is damaged.
-        """
+        """Apply the next fact, and return the output in it."""
         output = None
-        for change in self._history.apply(fact):
+        for change in self.history.apply(fact):
             if isinstance(change, _NOT_SHOWN):
                 continue
             if isinstance(change, history.ExecutionEnded):
                 output = change.output or output
-            elif isinstance(change, history.RoundEnded):
-                self._end_round(change)
-            if not self.left_out or change.execution.id in self.states:
+            elif isinstance(change, history.RoundEnded) and isinstance(ended := change.what, StepEnded):
+                step = GraphTraceStep(
+                    path=change.execution.id,
+                    state_name=ended.state,
+                    step_number=ended.step,
+                    next_state=ended.next_state,
+                )
+                self._graph_steps.append(step)
+            if not self.history.left_out or change.execution.id in self.history.executions:
                 self.show(change.execution).apply(change)
         return output
 
-    def _end_round(self, change: history.RoundEnded) -> None:
-        what = change.what
-        if isinstance(what, StepEnded):
-            step = GraphTraceStep(
-                path=change.execution.id, state_name=what.state, step_number=what.step, next_state=what.next_state
-            )
-            self._graph_steps.append(step)
-
     def graph_trace(self) -> GraphTrace | None:
         """Return the ended steps of the graph of the run; None: no graph has begun."""
-        found = next((state for state in self.states.values() if state.kind == "graph" and state.started_at), None)
-        unit = None if found is None else self._history.units.get(found.node or "")
+        found = next(
+            (state for state in self.history.executions.values() if state.kind == "graph" and state.started_at), None
+        )
+        unit = None if found is None else self.history.units.get(found.node or "")
         if found is None or not isinstance(unit, GraphUnit):
             return None
         return GraphTrace(
@@ -330,14 +284,10 @@ class StepsView:
             steps=tuple(self._graph_steps),
         )
 
-    def interrupt(self, at: float) -> None:
-        """Mark open steps as interrupted: the run has no owner and no end."""
-        self._history.interrupt(at)
-
     def _title(self, state: RecordedExecution) -> str:
         if state.kind in _ROUNDS:
             return f"{_ROUNDS[state.kind]} {state.number}"
-        unit, node = self._history.units.get(state.node or ""), self._history.nodes.get(state.node or "")
+        unit, node = self.history.units.get(state.node or ""), self.history.nodes.get(state.node or "")
         text = unit.name if unit is not None else node.description if node is not None else state.label
         return title_of(text) or node_key(state.id) or state.id.rpartition("/")[2]
 

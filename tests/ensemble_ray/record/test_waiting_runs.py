@@ -68,7 +68,7 @@ def _steps(facts: Sequence[Fact]) -> dict[str, str]:
     view = StepsView()
     for fact in facts:
         view.apply(fact)
-    return {name: state.status for name, state in view.states.items()}
+    return {name: state.status for name, state in view.history.executions.items()}
 
 
 async def test_rounds_are_followed_when_their_tasks_waited(waited: Sequence[Fact], direct: Sequence[Fact]) -> None:

@@ -24,7 +24,7 @@ async def test_a_change_of_status_moves_nothing(tmp_path: Path, monkeypatch: pyt
     places: list[list[tuple[str, float, float]]] = []
     for each in facts:
         view.apply(each)
-        flow = await drawer.draw(header, view.rows(), "declared")
-        places.append([(node.id, node.x, node.y) for node in flow.nodes])
+        flow = drawer.draw(header, view.rows(), "declared")
+        places.append([(node["id"], node["x"], node["y"]) for node in flow.root["nodes"]])
     assert len(laid_out) == 1
     assert places.count(places[0]) == len(facts)

@@ -110,4 +110,4 @@ def test_a_view_goes_on_behind_a_damaged_fact() -> None:
         view.apply(facts)
     assert view.cursor == facts[damaged].seq
     view.apply(facts[damaged + 1 :])
-    assert view.steps.states["a#0"].status == "completed"
+    assert view.steps.history.executions["a#0"].status == "completed"

@@ -114,7 +114,7 @@ def test_a_call_without_a_known_outcome_is_told() -> None:
     ]
     view = folded(*start)
     assert row_of(view, "facts#0").effect == "recorded"
-    view.interrupt(110.0)
+    view.history.interrupt(110.0)
     assert (row_of(view, "facts#0").status, row_of(view, "facts#0").effect) == ("interrupted", "unknown")
     again = folded(*start, intent("facts#0", 0, 0, 104.0), result("facts#0", 0, 0, 105.0))
     assert row_of(again, "facts#0").effect == "repeated"
@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_takes_its_steps_up_again() -> None:
     """S-STU-12: what was interrupted runs again; what is completed stays."""
     start = [*begun(node("facts", "Find facts")), model("facts#0", 0, 102.0, calls=["search"])]
     view = folded(*start)
-    view.interrupt(110.0)
+    view.history.interrupt(110.0)
     assert row_of(view, "facts#0").status == "interrupted"
     resumed = numbered([*start, fact("resume", "run", 120.0, is_restart=False)])[-1]
     view.apply(resumed)
@@ -211,4 +211,4 @@ def test_very_many_steps_are_counted_and_not_told(monkeypatch: pytest.MonkeyPatc
     """S-STU-19: the first ones are told."""
     monkeypatch.setattr("ensemble_ray.studio.views.steps.MOST_STEPS", 3)
     view = folded(*begun(*(node(f"t{n}", "d") for n in range(5))))
-    assert (len(view.rows()), view.left_out) == (3, 2)
+    assert (len(view.rows()), view.history.left_out) == (3, 2)

@@ -193,16 +193,17 @@ def test_graphs_of_many_nodes_or_edges_stay_small() -> None:
 def test_the_data_of_a_graph_has_the_steps_of_a_run() -> None:
     """S-VIZ-81: what ran of a declared node; of a folded one how many steps there are of each status."""
     tasks = [_named("first"), *[task(f"Item number {at}", name=f"item-{at}") for at in range(50)]]
-    placed = place_flow(_flow(Ensemble(tasks=tasks, workflow="parallel")))
+    flow = _flow(Ensemble(tasks=tasks, workflow="parallel"))
     steps = {"item-3": [("item-3#0", "failed")], "item-4": [("item-4#0", "completed"), ("item-4#1", "completed")]}
-    data = flow_data(placed, steps)
+    data = flow_data(flow, place_flow(flow), steps)
     assert list(data) == ["width", "height", "nodes", "edges", "groups", "mode", "critical_path"]
     (folded,) = data["nodes"]  # type: ignore[misc]
     assert isinstance(folded, dict)
     assert (folded["steps"], folded["count"]) == (None, 51)
     assert folded["counts"] == {"failed": 1, "completed": 2}
-    plain = place_flow(_flow(Ensemble(tasks=[_named("first"), _named("second")])))
-    first, second = flow_data(plain, {"first": [("first#0", "running")]})["nodes"]  # type: ignore[misc]
+    plain = _flow(Ensemble(tasks=[_named("first"), _named("second")]))
+    ran = {"first": [("first#0", "running")]}
+    first, second = flow_data(plain, place_flow(plain), ran)["nodes"]  # type: ignore[misc]
     assert isinstance(first, dict)
     assert isinstance(second, dict)
     assert (first["steps"], first["count"], first["counts"]) == (["first#0"], None, None)

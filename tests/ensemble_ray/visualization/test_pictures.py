@@ -19,7 +19,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def _picture(flow: Flow) -> ET.Element:
-    return ET.fromstring(render_svg(place_flow(flow), title="A team"))  # noqa: S314  our own text
+    return ET.fromstring(render_svg(flow, place_flow(flow), title="A team"))  # noqa: S314  our own text
 
 
 def _texts(picture: ET.Element) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_picture_has_what_is_in_the_graph_and_asks_for_nothing() -> None:
 def test_texts_of_others_are_text_on_one_line_each_whatever_they_are(text: str) -> None:
     """S-VIZ-85, S-VIZ-86."""
     flow = dag_flow(DagExporter.build(Ensemble(tasks=[task(text, agent(ScriptedModel(), text))])))
-    written = render_svg(place_flow(flow), title=flow.nodes[0].title)
+    written = render_svg(flow, place_flow(flow), title=flow.nodes[0].title)
     assert "<script" not in written
     assert len(written) < 20_000
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e\ud800-\udfff]", written)

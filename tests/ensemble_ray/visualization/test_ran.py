@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from ensemble_ray import (
     DagExporter,
+    DagModel,
     DevToolsExport,
     Ensemble,
     EnsembleDevTools,
@@ -28,10 +30,12 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.visualization.dev_tools import read_dag, read_trace, trace_steps
-from ensemble_ray.visualization.flow import Flow, flow_data, place_flow
-from ensemble_ray.visualization.ran import RanStep, ran_flow
+from ensemble_ray.visualization.dev_tools import parse_file, trace_steps
+from ensemble_ray.visualization.flow import Flow, FlowNode, flow_data, place_flow
+from ensemble_ray.visualization.ran import ran_flow
 from tests.builders import agent, answer, call, task
+
+V = TypeVar("V", DagModel, ExecutionTrace)
 
 
 def _done(_: TaskHandlerContext) -> str:
@@ -45,6 +49,10 @@ def _named(name: str, *context: object) -> Task:
 def _ran(team: Ensemble) -> Flow:
     plan = team.plan()
     return ran_flow(trace_steps(team.run(runtime="inline").trace, plan), plan)
+
+
+def _read(kind: type[V], path: Path) -> V:
+    return parse_file(kind, path.read_text(encoding="utf-8"), name=str(path))
 
 
 def _ways(flow: Flow) -> set[tuple[str, str, str]]:
@@ -88,7 +96,7 @@ def test_of_many_iterations_the_first_and_the_last_are_shown() -> None:
     assert (folded.title, folded.shown_count, folded.counts) == ("iterations 4 to 17", 14, {"completed": 14})
     assert ("loop:long#2", folded.id, "loop") in _ways(flow)
     assert (folded.id, "loop:long#17", "loop") in _ways(flow)
-    data = flow_data(place_flow(flow))
+    data = flow_data(flow, place_flow(flow))
     assert data["mode"] == "dag"
 
 
@@ -187,9 +195,9 @@ def test_failed_tasks_are_told_and_those_that_did_not_begin_are_left_out() -> No
     flow = ran_flow(trace_steps(trace), workflow=trace.workflow)
     assert [(node.title, node.status) for node in flow.nodes] == [("Do fine", "completed"), ("Do broken", "failed")]
     steps = [
-        RanStep(id="a#0", kind="task", title="a", status="running"),
-        RanStep(id="loop:l#0", kind="iteration", title="1", status="running"),
-        RanStep(id="b#0", kind="task", title="b", status="pending"),
+        FlowNode(id="a#0", kind="task", title="a", status="running"),
+        FlowNode(id="loop:l#0", kind="iteration", title="1", status="running"),
+        FlowNode(id="b#0", kind="task", title="b", status="pending"),
     ]
     assert [node.id for node in ran_flow(steps).nodes] == ["a#0"]
 
@@ -208,8 +216,8 @@ def test_files_of_graphs_and_traces_are_read_back(tmp_path: Path) -> None:
     assert [len(part) for part in stamp.split("-")][:2] == [8, 6]
     assert str(first.dag_path) in first.describe()
     assert str(first.trace_path) in first.describe()
-    assert read_dag(second.dag_path).tasks == EnsembleDevTools.build_dag(team).tasks
-    assert read_trace(first.trace_path) == output.trace
+    assert _read(DagModel, second.dag_path).tasks == EnsembleDevTools.build_dag(team).tasks
+    assert _read(ExecutionTrace, first.trace_path) == output.trace
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -237,12 +245,12 @@ def test_a_file_that_is_neither_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('{"type": "else"}', encoding="utf-8")
     with pytest.raises(ValidationError, match=r"other\.json: DagModel: "):
-        read_dag(path)
+        _read(DagModel, path)
     with pytest.raises(ValidationError, match=r"other\.json: ExecutionTrace: "):
-        read_trace(path)
+        _read(ExecutionTrace, path)
     path.write_text("not json", encoding="utf-8")
     with pytest.raises(ValidationError, match=r"other\.json: DagModel: "):
-        read_dag(path)
+        _read(DagModel, path)
 
 
 def test_a_trace_without_what_newer_ones_have_is_shown(tmp_path: Path) -> None:
@@ -251,7 +259,7 @@ def test_a_trace_without_what_newer_ones_have_is_shown(tmp_path: Path) -> None:
     parts = ("schema_version", "ensemble_id", "workflow", "started_at", "completed_at", "total_duration")
     path = tmp_path / "old.trace.json"
     path.write_text(trace.model_dump_json(include={*parts, "task_traces"}), encoding="utf-8")
-    found = read_trace(path)
+    found = _read(ExecutionTrace, path)
     assert isinstance(found, ExecutionTrace)
     flow = ran_flow(trace_steps(found), workflow=found.workflow)
     assert [node.title for node in flow.nodes] == ["Do a", "Do b"]

@@ -141,5 +141,5 @@ export function segmentWord(kind) {
  * @param {string} action
  */
 export function timeoutWord(action) {
-  return { continue: "goes on as it is", exit_early: "ends early", fail: "fails" }[action] ?? action;
+  return { continue: "continues unchanged", exit_early: "ends early", fail: "fails" }[action] ?? action;
 }

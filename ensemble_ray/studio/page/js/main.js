@@ -165,7 +165,7 @@ async function start() {
     place.textContent = dropped.info.title;
     history.replaceState(null, "", formatRoute({ view: "run", run: dropped.run.run_id, tab: "flow" }));
     void show(app, currentRoute());
-    toast("This is the file that was dropped here. Reload the page to go back");
+    toast("Showing the dropped file. Reload the page to go back");
   });
   window.addEventListener("hashchange", () => void show(app, currentRoute()));
   if (!source.isFile) {
@@ -177,5 +177,5 @@ async function start() {
 
 start().catch((error) => {
   document.body.append(main);
-  fill(main, emptyState({ symbol: "failed", title: "Studio cannot begin", text: error instanceof Error ? error.message : String(error) }));
+  fill(main, emptyState({ symbol: "failed", title: "Studio cannot start", text: error instanceof Error ? error.message : String(error) }));
 });

@@ -11,8 +11,7 @@ import pytest
 
 from ensemble_ray.events.messages import Message
 from ensemble_ray.studio.dashboard import hub as hub_module
-from ensemble_ray.studio.dashboard.hub import Connection, MessageHub, decode
-from ensemble_ray.studio.dashboard.snapshot import Snapshot
+from ensemble_ray.studio.dashboard.hub import Connection, MessageHub, Snapshot, decode
 
 
 def made() -> MessageHub:

@@ -22,8 +22,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.events.messages import Message
 from ensemble_ray.execute.review.handlers import LocalReviewer
-from ensemble_ray.studio.dashboard.hub import Connection, MessageHub
-from ensemble_ray.studio.dashboard.snapshot import Snapshot
+from ensemble_ray.studio.dashboard.hub import Connection, MessageHub, Snapshot
 from ensemble_ray.values.reviews import ReviewAnswer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 

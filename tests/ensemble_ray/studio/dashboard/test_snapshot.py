@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ensemble_ray.events.messages import Message
-from ensemble_ray.studio.dashboard import snapshot as snapshot_module
-from ensemble_ray.studio.dashboard.hub import encode
-from ensemble_ray.studio.dashboard.snapshot import Sent, Snapshot
+from ensemble_ray.studio.dashboard import hub as snapshot_module
+from ensemble_ray.studio.dashboard.hub import Sent, Snapshot, encode
 
 
 class Filled(Snapshot):

@@ -34,7 +34,7 @@ export function embeddedRun() {
 export function fileSource(file) {
   const { run, steps, details, flows } = file;
   const refuse = async () => {
-    throw new Error("This page is a file: it shows a run and does nothing with it");
+    throw new Error("This page is a file: actions are not available");
   };
   return {
     isFile: true,
@@ -58,7 +58,7 @@ export function fileSource(file) {
       if (!flow) throw new Error("The file has no graph");
       return flow;
     },
-    actors: async () => file.actors ?? { nodes: [], limiters: [], breakers: [], clusters: [], note: "The file says nothing of processes" },
+    actors: async () => file.actors ?? { nodes: [], limiters: [], breakers: [], clusters: [], note: "The file contains no processes" },
     reviews: async () => [],
     decide: refuse,
     resumePreview: refuse,

@@ -22,8 +22,8 @@ export function askKey() {
     } }, h("label", { class: "sr", for: "key-field" }, "Key"), field, h("button", { class: "button primary", type: "submit" }, "Use it"));
     field.classList.add("grow");
     const dialog = openDialog({
-      title: "This server wants a key",
-      body: [h("p", {}, "Keys are made with ", h("code", {}, "ensemble-ray keys add NAME"), ". Reading needs the right ", h("code", {}, "read"), ". The key is kept until this tab is closed."), form],
+      title: "This server requires a key",
+      body: [h("p", {}, "Create a key with ", h("code", {}, "ensemble-ray keys add NAME"), ". Reading needs the right ", h("code", {}, "read"), ". The page stores the key until you close this tab."), form],
       onClose: () => {
         asked = null;
         resolve(key);

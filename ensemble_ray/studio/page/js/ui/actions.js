@@ -44,11 +44,11 @@ function previewBody(preview) {
   const { reused, asked_again: again, unknown_effects: unknown, blocked } = preview;
   return h("div", { class: "previews" },
     blocked !== null && h("div", { class: "banner bad" }, icon("failed"), h("div", { class: "grow" }, line(blocked, "", 800))),
-    unknown.length > 0 && h("div", { class: "banner" }, icon("interrupted"), h("div", { class: "grow" }, h("strong", {}, `Of ${countOf(unknown.length, "call")} nobody knows whether ${unknown.length === 1 ? "it was" : "they were"} done. `), "Look there first: this may do them a second time.")),
+    unknown.length > 0 && h("div", { class: "banner" }, icon("interrupted"), h("div", { class: "grow" }, h("strong", {}, `The outcome of ${countOf(unknown.length, "call")} is unknown. `), "Check them first: the run may repeat them.")),
     unknown.map((call) => h("details", { class: "preview" }, h("summary", {}, h("code", {}, `${call.step} · ${call.tool}`)), textBlock(call.arguments, { label: "Arguments" }))),
-    stepList(`${countOf(again.length, "step")} will be done again, or to the end`, "running", again, true),
-    stepList(`${countOf(reused.length, "step")} come from the record, and cost nothing`, "completed", reused, false),
-    !again.length && !blocked && h("p", { class: "muted" }, "No step is to be done again."));
+    stepList(`${countOf(again.length, "step")} will be repeated or finished`, "running", again, true),
+    stepList(`${countOf(reused.length, "step")} are reused from the record, without cost`, "completed", reused, false),
+    !again.length && !blocked && h("p", { class: "muted" }, "No step is repeated."));
 }
 
 /**
@@ -60,12 +60,12 @@ export function cancelRun(app, model) {
   const button = h("button", { class: "button danger solid", type: "button", onclick: () => during(button, async () => {
     await app.source.cancel(model.run.run_id);
     dialog.close();
-    toast("The run is told to end");
+    toast("Cancellation requested");
   }) }, "Cancel the run");
   const dialog = openDialog({
     title: "Cancel this run?",
-    body: [h("p", {}, `${running ? `${countOf(running, "step")} under way ${running === 1 ? "is" : "are"} ended, and nothing new begins.` : "Nothing new begins."} What is recorded stays, and the run can be resumed later.`)],
-    buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Let it go on"), button],
+    body: [h("p", {}, `${running ? `${countOf(running, "step")} in progress ${running === 1 ? "is" : "are"} cancelled, and no new step starts.` : "No new step starts."} The record stays, and you can resume the run later.`)],
+    buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Keep it running"), button],
   });
 }
 
@@ -74,11 +74,11 @@ export function cancelRun(app, model) {
  * @param {RunModel} model
  */
 export async function resumeRun(app, model) {
-  const body = h("div", {}, h("p", { class: "muted" }, "Reading what would be done…"));
+  const body = h("div", {}, h("p", { class: "muted" }, "Loading the preview…"));
   const button = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => during(button, async () => {
     await app.source.resume(model.run.run_id);
     dialog.close();
-    toast("The run goes on");
+    toast("The run is resumed");
     await model.refresh();
   }) }, icon("play"), "Resume");
   const dialog = openDialog({ title: "Resume this run", body: [body], buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"), button] });
@@ -97,17 +97,17 @@ export async function resumeRun(app, model) {
  * @param {string|null} spec the step to fork from; null: it is asked for
  */
 export async function forkRun(app, model, spec) {
-  const body = h("div", { "aria-live": "polite" }, h("p", { class: "muted" }, "Name the step that is done again: everything that depends on it follows."));
+  const body = h("div", { "aria-live": "polite" }, h("p", { class: "muted" }, "Enter the step to repeat. All steps that depend on it are repeated too."));
   const from = h("input", { class: "field grow", id: "fork-from", list: "fork-steps", spellcheck: "false", autocomplete: "off", value: spec ?? "", placeholder: "writer" });
   const options = [...new Set([...model.steps.values()].slice(0, 500).map((step) => step.id.replace(/#0$/, "")))];
-  const name = h("input", { class: "field grow", id: "fork-name", spellcheck: "false", autocomplete: "off", placeholder: "given by itself" });
+  const name = h("input", { class: "field grow", id: "fork-name", spellcheck: "false", autocomplete: "off", placeholder: "generated" });
   let looked = "";
   async function look() {
     const wanted = from.value.trim();
     if (!wanted || wanted === looked) return;
     looked = wanted;
     button.disabled = true;
-    fill(body, h("p", { class: "muted" }, "Reading what would be done…"));
+    fill(body, h("p", { class: "muted" }, "Loading the preview…"));
     try {
       const preview = await app.source.forkPreview(model.run.run_id, wanted);
       if (wanted !== looked) return;
@@ -120,14 +120,14 @@ export async function forkRun(app, model, spec) {
   const button = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => during(button, async () => {
     const run = await app.source.fork(model.run.run_id, from.value.trim(), name.value.trim() || null);
     dialog.close();
-    toast(`Fork ${run} begins`);
+    toast(`Fork ${run} started`);
     window.location.hash = formatRoute({ view: "run", run });
   }) }, icon("fork"), "Fork");
   from.addEventListener("change", () => void look());
   const dialog = openDialog({
     title: "Fork this run",
     body: [
-      h("p", { class: "muted" }, "A fork is a new run that takes what came before a step from this one's record. This run stays as it is."),
+      h("p", { class: "muted" }, "A fork is a new run. It reuses the steps before a step from the record of this run. This run does not change."),
       h("div", { class: "form" }, h("label", { for: "fork-from" }, "From step"), from, h("label", { for: "fork-name" }, "Its id"), name, h("datalist", { id: "fork-steps" }, options.map((option) => h("option", { value: option })))),
       body,
     ],

@@ -130,7 +130,7 @@ export function emptyState({ symbol = "list", title, text, command, action }) {
  * @param {() => void} [retry]
  */
 export function failureState(error, retry) {
-  return emptyState({ symbol: "failed", title: "This cannot be shown", text: messageOf(error), ...(retry ? { action: h("button", { class: "button", type: "button", onclick: retry }, "Try again") } : {}) });
+  return emptyState({ symbol: "failed", title: "Cannot be displayed", text: messageOf(error), ...(retry ? { action: h("button", { class: "button", type: "button", onclick: retry }, "Try again") } : {}) });
 }
 
 /**
@@ -142,7 +142,7 @@ export function staleNotice() {
   return {
     element,
     tell(error) {
-      const text = `What is shown may be old: ${visible(messageOf(error))}`;
+      const text = `The page may be outdated: ${visible(messageOf(error))}`;
       if (element.textContent !== text) element.textContent = text; // told once, not at each look
       element.hidden = false;
     },
@@ -239,6 +239,6 @@ export async function copyText(text) {
     await navigator.clipboard.writeText(text);
     toast("Copied");
   } catch {
-    toast("The browser does not let the page copy: select the text instead", true);
+    toast("The browser blocks copying: select the text instead", true);
   }
 }

@@ -75,13 +75,13 @@ function processes(app, run) {
     fill(content,
       run === null && h("div", { class: "page-head" }, h("h1", {}, "Actors"), h("p", { class: "num" }, oneLine(where.filter(Boolean).join(" · "), 200))),
       actors.note && !isEmpty && h("p", { class: "banner" }, visible(actors.note)),
-      isEmpty && emptyState({ symbol: "server", title: "No processes to show", text: visible(actors.note ?? "Runs on Ray have a process for each agent. They are here while a cluster runs."), ...(run === null ? { command: "ensemble-ray run team.yaml --runtime ray" } : {}) }),
+      isEmpty && emptyState({ symbol: "server", title: "No processes to show", text: visible(actors.note ?? "Runs on Ray have a process for each agent. They appear while a cluster runs."), ...(run === null ? { command: "ensemble-ray run team.yaml --runtime ray" } : {}) }),
       actors.nodes.map((node) => h("section", { class: "card" },
         h("div", { class: "node-title-row" }, h("h2", { class: "mono" }, oneLine(node.node, 40)), h("span", { class: "muted" }, visible(node.address ?? "")), h("span", { class: "grow" }), h("span", { class: "muted num" }, countOf(node.processes.length, "process", "processes"))),
         table(`node ${node.node}`, `Processes on ${node.node}`, ["Process", "Agents", "Doing", "Waiting", "Restarts", "Memory", "PID"], [4, 5, 6], node.processes.map((one) => rowOf(one, longest))))),
       (actors.limiters.length > 0 || actors.breakers.length > 0) && h("div", { class: "panels limits" },
         actors.limiters.length > 0 && h("section", { class: "card" }, h("h2", { class: "card-title" }, "Rate limits"), table("limits", "Rate limits", ["Limit", "Allows", "Waiting", "Permits now"], [3], actors.limiters.map((one) => limitRow(one, longest)))),
-        actors.breakers.length > 0 && h("section", { class: "card" }, h("h2", { class: "card-title" }, "Endpoints of models"), table("endpoints", "Endpoints of models", ["Endpoint", "Breaker", "Waiting", "On their way"], [3], actors.breakers.map((one) => breakerRow(one, longest))))));
+        actors.breakers.length > 0 && h("section", { class: "card" }, h("h2", { class: "card-title" }, "Endpoints of models"), table("endpoints", "Endpoints of models", ["Endpoint", "Breaker", "Waiting", "In progress"], [3], actors.breakers.map((one) => breakerRow(one, longest))))));
   }
 
   /**

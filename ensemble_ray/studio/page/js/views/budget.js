@@ -47,12 +47,12 @@ export function budgetTab(_app, model) {
       h("div", { class: "panels" },
         meter("Tokens", formatCount(tokens.spent), tokens.allowed === null ? null : formatCount(tokens.allowed), tokenPart),
         meter("Cost", formatMoney(cost.spent, cost.currency), cost.allowed === null ? null : formatMoney(cost.allowed, cost.currency), costPart),
-        h("section", { class: "card panel" }, h("h2", {}, "How it ended"), h("p", {}, budget.end_reason === null ? "It goes on." : visible(budget.end_reason)))),
+        h("section", { class: "card panel" }, h("h2", {}, "How it ended"), h("p", {}, budget.end_reason === null ? "It is active." : visible(budget.end_reason)))),
       agents.length
         ? h("section", { class: "card" }, h("h2", { class: "card-title" }, "By agent"), h("div", { class: "table-box" }, h("table", { class: "data" },
             h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Agent"), h("th", { scope: "col", class: "num" }, "Steps"), h("th", { scope: "col", class: "num" }, "Tokens"), h("th", { scope: "col" }, h("span", { class: "sr" }, "Share")), h("th", { scope: "col", class: "num" }, "Cost"))),
             h("tbody", {}, agents.map((agent) => rowOf(agent, most, cost.currency))))))
-        : emptyState({ title: "Nothing is spent yet", text: "Tokens and cost are here as soon as a model has answered." }));
+        : emptyState({ title: "No usage yet", text: "Tokens and cost appear after the first answer of a model." }));
   }
 
   /**

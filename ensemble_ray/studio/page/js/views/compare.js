@@ -45,7 +45,7 @@ export function compareView(app, route) {
     const mine = asked;
     found = null;
     fill(outputs);
-    if (!a || !b) return fill(body, emptyState({ symbol: "compare", title: "Two runs, side by side", text: "Name two runs above. A run that is a fork, or has one, offers to be compared with it." }));
+    if (!a || !b) return fill(body, emptyState({ symbol: "compare", title: "Two runs, side by side", text: "Enter two runs above. The page of a fork has a link that compares it with its original." }));
     try {
       const both = await app.source.compare(a, b);
       if (mine !== asked) return;
@@ -112,7 +112,7 @@ export function compareView(app, route) {
       if (params.get("step") !== id) return;
       const [one, two] = [a?.output ?? "", b?.output ?? ""];
       fill(outputs,
-        !step.same && a && b ? h("section", { class: "card whole" }, h("h2", { class: "card-title" }, `What differs in ${step.id}`), diffBlock(one, two)) : null,
+        !step.same && a && b ? h("section", { class: "card whole" }, h("h2", { class: "card-title" }, `Differences in ${step.id}`), diffBlock(one, two)) : null,
         [[runA, a], [runB, b]].map(([run, detail], at) => h("section", { class: "card" }, h("h2", { class: "card-title" }, at ? "B" : "A", " · ", h("a", { href: stepLink(/** @type {RunRow} */ (run).run_id, step.id) }, "open")), detail ? textBlock((at ? two : one) || "No output", { prose: true, label: "Output" }) : h("p", { class: "muted" }, "This run has no such step."))));
     } catch (error) {
       fill(outputs, failureState(error));

@@ -66,5 +66,5 @@ function callOf(call, at, show) {
     h("summary", {}, icon("right"), h("span", { class: "role mono" }, oneLine(call.name, 60)), h("span", { class: `status is-${isUnknown ? "waiting" : statusTone(tone)}` }, isUnknown ? "unknown" : oneLine(call.outcome, 20)),
       call.duration_ms !== null && h("span", { class: "muted num" }, formatDuration(call.duration_ms)), call.effect && call.effect !== "recorded" && !isUnknown && h("span", { class: "badge" }, oneLine(call.effect, 20).toUpperCase()), line(call.arguments, "muted clip preview-line mono", 120)),
     h("h4", {}, "Arguments"), show(`tool_calls.${at}.arguments`, pretty(call.arguments), { label: "Arguments" }),
-    h("h4", {}, "Result"), call.result === null ? h("p", { class: "muted note" }, "Nobody knows: the process ended before it was written down.") : show(`tool_calls.${at}.result`, pretty(call.result), { label: "Result" }));
+    h("h4", {}, "Result"), call.result === null ? h("p", { class: "muted note" }, "Unknown: the process ended before it recorded the result.") : show(`tool_calls.${at}.result`, pretty(call.result), { label: "Result" }));
 }

@@ -72,8 +72,8 @@ export function filesView(app) {
       // What a file is decides whether it can be opened, so that another kind is another row.
       syncChildren(list, found.files, (file) => `${file.kind ?? ""}:${file.name}`, make, update);
       head.hidden = found.files.length === 0;
-      if (!found.files.length) fill(foot, emptyState({ title: "No graphs and no traces", text: "Files that end in .json are here as soon as they lie in this folder:", command: "ensemble-ray plan team.yaml --dag team.dag.json" }));
-      else fill(foot, found.left_out > 0 && `${formatCount(found.left_out)} more, which were changed before these, are not listed`);
+      if (!found.files.length) fill(foot, emptyState({ title: "No graphs and no traces", text: "Put .json files into this folder, for example with:", command: "ensemble-ray plan team.yaml --dag team.dag.json" }));
+      else fill(foot, found.left_out > 0 && `${formatCount(found.left_out)} older files are not listed`);
       foot.hidden = foot.childNodes.length === 0;
     } catch (error) {
       if (mine !== asked) return;

@@ -168,7 +168,7 @@ export function flowTab(app, model, route) {
     const step = steps.find((one) => one.status === "failed") ?? steps.at(-1);
     if (step) app.go({ params: { step: step.id } });
     else if (node.count) app.go({ tab: "steps", params: { level: node.level === null ? null : String(node.level), step: null } });
-    else app.announce("This was not begun yet");
+    else app.announce("This step has not started");
   }
 
   /**
@@ -226,7 +226,7 @@ export function flowTab(app, model, route) {
         !folded && spent !== null && h("span", { class: "num", title: tokens ? `${formatShort(tokens)} tokens` : null }, formatDuration(spent)),
         h("span", { class: "grow" }),
         folded && h("span", { class: "badge" }, `×${formatCount(node.count)}`),
-        !folded && steps.length > 1 && h("span", { class: "badge", title: `Done ${steps.length} times` }, `×${steps.length}`),
+        !folded && steps.length > 1 && h("span", { class: "badge", title: `Executed ${steps.length} times` }, `×${steps.length}`),
         node.badges.map((badge) => h("span", { class: badge === "CP" ? "badge critical" : "badge", title: badge === "CP" ? "On the critical path" : null }, badge))));
   }
 

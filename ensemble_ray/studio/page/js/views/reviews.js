@@ -24,9 +24,9 @@ const keyOf = (review) => `${review.run_id}/${review.gate_id}`;
  * @param {number} now
  */
 export function countdown(review, now) {
-  if (review.expires_at === null) return "Waits without a limit";
+  if (review.expires_at === null) return "No timeout";
   const left = review.expires_at - now;
-  return left > 0 ? `${timeoutWord(review.on_timeout)[0]?.toUpperCase()}${timeoutWord(review.on_timeout).slice(1)} in ${formatDuration(Math.ceil(left / 1000) * 1000)}` : `Its time is over: it ${timeoutWord(review.on_timeout)}`;
+  return left > 0 ? `${timeoutWord(review.on_timeout)[0]?.toUpperCase()}${timeoutWord(review.on_timeout).slice(1)} in ${formatDuration(Math.ceil(left / 1000) * 1000)}` : `Timed out: it ${timeoutWord(review.on_timeout)}`;
 }
 
 /**
@@ -122,7 +122,7 @@ export function reviewsView(app, route) {
     if (!now) {
       formKey = "";
       act = null;
-      if (isLoaded) fill(detail, emptyState({ symbol: "inbox", title: "Nothing waits for you", text: "Reviews of all runs are here while they wait. A team asks for one where a task says so:", command: 'Task(..., review=Review.required("Is this right?"))' }));
+      if (isLoaded) fill(detail, emptyState({ symbol: "inbox", title: "No open reviews", text: "Open reviews of all runs appear here. Request one in a task:", command: 'Task(..., review=Review.required("Is this right?"))' }));
       return;
     }
     if (formKey !== keyOf(now)) {
@@ -144,8 +144,8 @@ export function reviewsView(app, route) {
     const field = h("textarea", { id: "edited", rows: 12, dir: "auto", "aria-label": "Your text", value: review.task_output, oninput: () => drawDiff() });
     const changes = h("div", { "aria-live": "off" });
     const editor = h("div", { class: "editor", hidden: true }, h("div", {}, h("h3", {}, "Your text"), field), h("div", {}, h("h3", {}, "What changes"), changes));
-    const output = h("div", {}, h("h3", {}, review.timing === "before_execution" ? "What is known before it" : "Output"), review.task_output ? textBlock(review.task_output, { prose: true, label: "Output" }) : h("p", { class: "muted" }, "There is none yet."));
-    const comment = h("input", { class: "field grow", placeholder: "Comment, kept with the decision", "aria-label": "Comment" });
+    const output = h("div", {}, h("h3", {}, review.timing === "before_execution" ? "Input" : "Output"), review.task_output ? textBlock(review.task_output, { prose: true, label: "Output" }) : h("p", { class: "muted" }, "No text yet."));
+    const comment = h("input", { class: "field grow", placeholder: "Comment, recorded with the decision", "aria-label": "Comment" });
     const hasRole = h("input", { type: "checkbox", onchange: () => enable() });
     const approve = h("button", { class: "button primary", type: "button", title: "y", onclick: () => void send("approve") }, icon("completed"), "Approve");
     const edit = h("button", { class: "button", type: "button", title: "d", "aria-expanded": "false", onclick: () => openEditor(editor.hidden) }, "Edit…");
@@ -187,7 +187,7 @@ export function reviewsView(app, route) {
       for (const button of buttons) button.disabled = true;
       try {
         await app.source.decide(review, { decision, ...(decision === "edit" ? { text: field.value } : {}), ...(comment.value ? { comment: comment.value } : {}) });
-        toast({ approve: "Approved", edit: "Your text takes its place", exit: "The run ends with what is done" }[decision] ?? "Decided");
+        toast({ approve: "Approved", edit: "Replaced by your text", exit: "The run ends with its finished steps" }[decision] ?? "Decided");
       } catch (error) {
         toast(messageOf(error), true);
         if (!(error instanceof RequestError && error.status === 409)) return enable();
@@ -211,7 +211,7 @@ export function reviewsView(app, route) {
       output, editor,
       h("div", { class: "decide" },
         review.required_role !== null && h("label", { class: "check" }, hasRole, h("span", {}, "Needs the role ", h("strong", {}, visible(review.required_role)), ": I have it")),
-        !mayDecide && h("p", { class: "muted" }, app.info.read_only_reason ?? "It is decided by the program that runs it, not here."),
+        !mayDecide && h("p", { class: "muted" }, app.info.read_only_reason ?? "The program of this run decides it."),
         mayDecide && comment,
         h("div", { class: "row wrap" }, approve, save, edit, h("span", { class: "grow" }), exit, sure)));
     enable();

@@ -75,7 +75,7 @@ export async function runView(app, first) {
   };
   function tellConnection() {
     const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
-    const text = `The connection is lost: what is shown may be old. ${seconds ? `Next try in ${seconds} s` : "Trying…"}`;
+    const text = `The connection is lost: the page may be outdated. ${seconds ? `Next try in ${seconds} s` : "Trying…"}`;
     if (connection.textContent !== text) connection.textContent = text;
   }
 
@@ -190,7 +190,7 @@ function drawHead(app, model, head) {
       may("fork") && h("button", { class: "button", type: "button", onclick: () => void forkRun(app, model, null) }, icon("fork"), "Fork"),
       (origin || run.forks.length > 0) && !model.isFile && h("a", { class: "button", href: formatRoute({ view: "compare", params: { a: origin?.run_id ?? run.run_id, b: origin ? run.run_id : run.forks[0] ?? "" } }) }, icon("compare"), "Compare"),
       menu([icon("export"), "Export"], [
-        ...(model.isFile ? [] : [{ label: "One HTML file", hint: "Opens offline, with everything in it", run: () => void exportRun(app, run.run_id, "html") }]),
+        ...(model.isFile ? [] : [{ label: "One HTML file", hint: "Opens offline and contains the whole run", run: () => void exportRun(app, run.run_id, "html") }]),
         { label: "JSON", hint: "For programs", run: () => void exportRun(app, run.run_id, "json") },
       ])),
     h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, /** @type {string} */ (word)), h("dd", {}, value))),
@@ -210,8 +210,8 @@ function drawBanners(app, model, banners) {
   fill(banners,
     run.error && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, h("strong", {}, run.error.class), h("span", {}, ": "), line(run.error.message, "", 400), (run.error.causes ?? []).map((cause) => h("div", { class: "muted" }, "caused by ", line(cause, "", 400))), run.error.place && h("div", { class: "mono" }, visible(run.error.place))),
       failed && h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
-    !run.error && failed && h("div", { class: "banner", role: "note" }, icon("failed"), h("div", { class: "grow" }, "A step failed, and the run went on."), h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
-    run.status === "interrupted" && h("div", { class: "banner", role: "note" }, icon("interrupted"), h("div", { class: "grow" }, run.error ? "What it did is on record. " : "The process of this run ended without a word. What it did is on record. ", "It goes on where it was with: ", h("code", {}, visible(run.resume_advice ?? `ensemble-ray resume ${run.run_id}`)))),
+    !run.error && failed && h("div", { class: "banner", role: "note" }, icon("failed"), h("div", { class: "grow" }, "A step failed, and the run continued."), h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
+    run.status === "interrupted" && h("div", { class: "banner", role: "note" }, icon("interrupted"), h("div", { class: "grow" }, run.error ? "Its finished work is recorded. " : "The process of this run is gone. Its finished work is recorded. ", "Resume it with: ", h("code", {}, visible(run.resume_advice ?? `ensemble-ray resume ${run.run_id}`)))),
     open.length > 0 && !model.isFile && h("div", { class: "banner", role: "note" }, icon("person"), h("div", { class: "grow" }, `${countOf(open.length, "review")} ${open.length === 1 ? "waits" : "wait"} for a person: `, line(open[0]?.task_description ?? "", "", 120)), h("a", { class: "button small", href: formatRoute({ view: "reviews", params: { run: run.run_id, gate: open[0]?.gate_id } }) }, "Decide")),
     run.exit_reason_text && !run.error && run.exit_reason !== "completed" && run.status !== "interrupted" && h("div", { class: "banner", role: "note" }, icon("exited"), h("div", { class: "grow" }, visible(run.exit_reason_text))),
     run.problem && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, `The record cannot be read to its end: ${visible(run.problem)}`)));

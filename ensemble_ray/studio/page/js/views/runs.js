@@ -127,12 +127,12 @@ export function runsView(app, route) {
       fill(foot, next && h("button", { class: "button", type: "button", onclick: () => void more() }, "Show more"));
       if (list.querySelector("[tabindex='0']") === null) list.firstElementChild?.setAttribute("tabindex", "0");
     } else if (isFiltered) {
-      fill(foot, emptyState({ symbol: "search", title: "No run is like this", text: "Take a filter away, or search for less.", action: h("button", { class: "button", type: "button", onclick: () => {
+      fill(foot, emptyState({ symbol: "search", title: "No matching run", text: "Remove a filter, or use fewer words.", action: h("button", { class: "button", type: "button", onclick: () => {
         field.value = "";
         app.go({ params: { q: null, status: null, ensemble: null, tag: null, since: null } }, true);
       } }, "Show all runs") }));
     } else {
-      fill(foot, emptyState({ title: "No runs yet", text: "Runs are here as soon as they begin, and stay. Begin one in a terminal, or call run() in a program:", command: "ensemble-ray run team.yaml" }));
+      fill(foot, emptyState({ title: "No runs yet", text: "Start a run in a terminal, or call run() in a program:", command: "ensemble-ray run team.yaml" }));
     }
     foot.hidden = foot.childElementCount === 0;
   }

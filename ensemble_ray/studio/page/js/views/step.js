@@ -133,7 +133,7 @@ export function stepPanel(app, model, id) {
       const was = open.get(one.querySelector("h3")?.textContent);
       if (was !== undefined) /** @type {HTMLDetailsElement} */ (one).open = was;
     }
-    if (!body.childElementCount) append(body, [h("p", { class: "loading" }, step.status === "running" ? "What it was asked is here when it is on record." : "Nothing more is known of this step.")]);
+    if (!body.childElementCount) append(body, [h("p", { class: "loading" }, step.status === "running" ? "The prompt appears when it is recorded." : "No details are recorded for this step.")]);
   }
 
   /**

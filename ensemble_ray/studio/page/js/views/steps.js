@@ -58,10 +58,10 @@ export function stepsTab(app, model, route) {
         line(step.title || step.id, "step-title clip", 160),
         step.kind !== "task" && h("span", { class: "badge" }, step.kind.toUpperCase()),
         step.number !== null && h("span", { class: "muted num" }, `#${step.number}`),
-        step.attempts > 1 && h("span", { class: "badge", title: "Begun more than once" }, `${step.attempts} ATTEMPTS`),
+        step.attempts > 1 && h("span", { class: "badge", title: "Started more than once" }, `${step.attempts} ATTEMPTS`),
         tools > 0 && h("span", { class: failedTools ? "badge bad" : "badge", title: oneLine(step.tools.map(([name]) => name).join(", ")) }, countOf(tools, "TOOL", "TOOLS")),
         step.reviewed && h("span", { class: "badge" }, "REVIEWED"),
-        step.effect && step.effect !== "recorded" && h("span", { class: "badge bad", title: "Whether its calls were done" }, step.effect.toUpperCase()),
+        step.effect && step.effect !== "recorded" && h("span", { class: "badge bad", title: "Outcome of its calls" }, step.effect.toUpperCase()),
         step.error && line(step.error, "step-error clip", 160)),
       h("span", { class: "step-agent clip" }, step.agent ? agentName(step.agent) : ""),
       h("span", { class: "num" }, formatDuration(durationOf(step, Date.now()))),
@@ -117,7 +117,7 @@ export function stepsTab(app, model, route) {
     count.textContent = isFiltered ? `${formatCount(shown.length)} of ${countOf(all.length, "step")}` : countOf(all.length, "step");
     empty.hidden = shown.length > 0;
     head.hidden = box.hidden = shown.length === 0;
-    if (!shown.length) fill(empty, all.length ? emptyState({ symbol: "search", title: "No step is like this", text: "Search for less, or choose another status." }) : emptyState({ title: "No steps yet", text: "Each step is here as soon as it is planned or begun." }));
+    if (!shown.length) fill(empty, all.length ? emptyState({ symbol: "search", title: "No matching step", text: "Use fewer words, or select another status." }) : emptyState({ title: "No steps yet", text: "Steps appear when they are planned or started." }));
     list.set(shown);
     const at = chosenAt();
     if (at >= 0) box.setAttribute("aria-activedescendant", `row-${at}`);

@@ -188,7 +188,7 @@ export function timelineTab(app, model, route) {
 
   function drawTable() {
     const steps = [...model.steps.values()].filter((step) => step.started_at !== null && !isFrame(step)).sort((a, b) => (a.started_at ?? 0) - (b.started_at ?? 0));
-    if (!steps.length) return fill(table, emptyState({ title: "Nothing began yet", text: "Each step is a row here as soon as it begins." }));
+    if (!steps.length) return fill(table, emptyState({ title: "No step has started", text: "A row appears when a step starts." }));
     const pages = Math.ceil(steps.length / ROWS);
     page = Math.min(page, pages - 1);
     const origin = model.start;
@@ -200,7 +200,7 @@ export function timelineTab(app, model, route) {
         KINDS.map((kind) => h("td", { class: "num" }, waits[kind] ? formatDuration(waits[kind]) : "")), h("td", { class: "clip" }, oneLine(step.tools.map(([name, outcome]) => (outcome === "success" ? name : `${name} (${outcome})`)).join(", "), 80)));
     });
     fill(table,
-      h("table", { class: "data" }, h("caption", { class: "sr" }, "Steps by when they began, and what their time went to"), h("thead", {}, h("tr", {}, ["Step", "Agent", "Status", "Starts at", "Duration", ...KINDS.map(segmentWord), "Tools"].map((word, at) => h("th", { scope: "col", class: at > 2 && at < 11 ? "num" : null }, word)))), h("tbody", {}, rows)),
+      h("table", { class: "data" }, h("caption", { class: "sr" }, "Steps by start time, with their time by activity"), h("thead", {}, h("tr", {}, ["Step", "Agent", "Status", "Starts at", "Duration", ...KINDS.map(segmentWord), "Tools"].map((word, at) => h("th", { scope: "col", class: at > 2 && at < 11 ? "num" : null }, word)))), h("tbody", {}, rows)),
       pages > 1 && h("div", { class: "list-foot row" }, h("button", { class: "button", type: "button", disabled: page === 0, onclick: () => turn(-1) }, "Earlier"), `${formatCount(page * ROWS + 1)} to ${formatCount(Math.min(steps.length, (page + 1) * ROWS))} of ${formatCount(steps.length)}`, h("button", { class: "button", type: "button", disabled: page === pages - 1, onclick: () => turn(1) }, "Later")));
   }
 
