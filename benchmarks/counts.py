@@ -164,7 +164,7 @@ def _import_figures() -> Figures:
 def _run_counted(kind: str, size: int, url: str) -> Figures:
     """Count what happens on the library's loop in a recorded run that is not the first."""
     from benchmarks.jobs import chain, fan_out, manager, mapping, tool_loop
-    from ensemble_ray.process.forks import run_blocking
+    from ensemble_ray.process.concurrency import run_blocking
 
     jobs: dict[str, Callable[[Setting], AbstractContextManager[Round]]] = {
         "chain": chain.team,

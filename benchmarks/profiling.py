@@ -19,7 +19,7 @@ __all__ = ["print_profile"]
 def print_profile(*, size: int = 1000, top: int = 15) -> None:
     """Profile one warm round of the inline fan-out at 0 ms: rooms first, then the functions that take most."""
     from ensemble_ray import InlineRuntime
-    from ensemble_ray.process.forks import run_blocking
+    from ensemble_ray.process.concurrency import run_blocking
 
     profile = cProfile.Profile()
 

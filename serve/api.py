@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ensemble_ray.access.admission import is_allowed_origin
 from ensemble_ray.access.keys import Right
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.config import package_version
-from ensemble_ray.process.forks import threads
 from ensemble_ray.serve.answers import add_failure_handlers, refusal_answer
 from ensemble_ray.serve.callers import Callers
 from ensemble_ray.serve.middleware import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck, body_too_long, caller_of

@@ -17,8 +17,8 @@ from ray.serve import Application
 from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.actors.driver.runtime import check_namespace
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.config import Settings
-from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, named_models, parse_datasets
 from ensemble_ray.serve.driving.driver import RemoteRuns

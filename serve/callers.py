@@ -12,8 +12,8 @@ from ensemble_ray.access.key_store import KeyStamp, KeyStore
 from ensemble_ray.access.keys import Right
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.ports import Clock
+from ensemble_ray.process.concurrency import SystemClock, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import SystemClock, threads
 from ensemble_ray.serve.schemas import Refusal
 
 _log = bounded_logger(__name__)

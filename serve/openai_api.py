@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ensemble_ray.access.keys import Right
-from ensemble_ray.process.forks import SystemClock
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.serve.answers import answer, json_text, problems_of
 from ensemble_ray.serve.blocking_run import BlockingRun, StreamedText
 from ensemble_ray.serve.callers import Caller

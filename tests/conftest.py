@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ensemble_ray import InlineRuntime
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import RecordedExecution, RunHistory

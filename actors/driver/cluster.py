@@ -29,9 +29,9 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver import silent_agent, worker_client, worker_template
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, last_line, living_nodes, patiently, reach, run_error
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
+from ensemble_ray.process.concurrency import after_fork, is_ray_inherited, threads
 from ensemble_ray.process.config import package_version, read_switch
 from ensemble_ray.process.context import bounded_logger, notify
-from ensemble_ray.process.forks import after_fork, is_ray_inherited, threads
 from ensemble_ray.process.private_files import private_ray_directory, secure_token_file
 from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.descriptions import ActorDescription, ClusterDescription, NodeDescription, load_actor

@@ -26,9 +26,9 @@ from ensemble_ray.execute.effects import UnknownEffect
 from ensemble_ray.execute.orders import EvaluationFailed
 from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review
 from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.process.concurrency import USER_ERRORS, threads
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger, is_repeated, notify
-from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.runs.unit_evaluations import LocalMemoryResets
 from ensemble_ray.tools.user_code import record_metric

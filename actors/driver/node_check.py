@@ -30,8 +30,8 @@ from ensemble_ray.actors.worker import node_report
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition
 from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 from ensemble_ray.values.descriptions import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
 
 _log = bounded_logger(__name__)

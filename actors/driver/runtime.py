@@ -42,9 +42,9 @@ from ensemble_ray.errors import RunExistsError, ValidationError, message_of
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.plan.placement import most_replicas, shard_of
 from ensemble_ray.ports import Journal
+from ensemble_ray.process.concurrency import abandon, bridge, run_blocking, threads, track
 from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import abandon, bridge, run_blocking, threads, track
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest, SubmissionReason
 from ensemble_ray.values.descriptions import NodesReport

@@ -20,8 +20,8 @@ from ensemble_ray.plan.placement import (
     max_own_processes,
     most_replicas,
 )
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.link.wire import AgentTemplate

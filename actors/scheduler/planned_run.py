@@ -36,8 +36,8 @@ from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskBody
 from ensemble_ray.facts.runs import RecordedError
 from ensemble_ray.plan.placement import find_beside_predicates
 from ensemble_ray.plan.plan import Plan
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal

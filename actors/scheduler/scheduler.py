@@ -33,9 +33,9 @@ from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate
+from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at

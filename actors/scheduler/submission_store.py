@@ -18,9 +18,9 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.packing import pack, unpack
 from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 from ensemble_ray.process.private_files import create_private_file, read_private_file
 from ensemble_ray.record.stores import resume_advice
 

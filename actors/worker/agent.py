@@ -43,7 +43,7 @@ from ensemble_ray.execute.scope import Callables
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
 from ensemble_ray.llm.limits.limiter import LeasingLimiter
 from ensemble_ray.ports import Limiter, Services
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.tools import cpu
 from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor

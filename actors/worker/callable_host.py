@@ -21,8 +21,8 @@ from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.execute.scope import Callables
+from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.config import dumps
-from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.runs.unit_evaluations import LocalPredicates
 from ensemble_ray.schedule.instructions import UnitQuestion
 

@@ -25,9 +25,9 @@ from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import Callables, RunnerPorts, RunReflections, Spending
 from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetrics
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.runs.ownership import GRACE_S
 
 _log = bounded_logger(__name__)

@@ -24,7 +24,7 @@ from ensemble_ray.execute.orders import TaskBody, TaskFailure, TaskOrder, TaskRe
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, Node, Plan, StateEntry, Unit
-from ensemble_ray.process.forks import SystemClock
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.journal import ForgetfulJournal, MemoryJournal
 from ensemble_ray.runs.coordinator import AnyOrder, AnyResult, Coordinator, RunDirectives, RunJournal
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter

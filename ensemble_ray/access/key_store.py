@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ensemble_ray.access.keys import ApiKey, read_document, with_key, without_key, write_document
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.process.forks import abandon, new_lock, track
+from ensemble_ray.process.concurrency import abandon, new_lock, track
 from ensemble_ray.process.postgres_server import (
     SESSION,
     SET_SESSION,

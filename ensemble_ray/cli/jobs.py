@@ -206,7 +206,7 @@ def confirm_leaving(advice: str) -> bool:
 
 
 def check_nodes(team: Runnable, *, is_quiet: bool) -> None:
-    from ensemble_ray.process.forks import run_blocking
+    from ensemble_ray.process.concurrency import run_blocking
     from ensemble_ray.runtime import ray_runtime_class
 
     found = run_blocking(ray_runtime_class()().check_nodes(team))

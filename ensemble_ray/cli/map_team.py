@@ -24,8 +24,8 @@ from ensemble_ray.items.results import DeadLetters, refuse_old_rows
 from ensemble_ray.items.sources import NO_ITEMS, ItemSource, screen_source, source_of
 from ensemble_ray.items.text_files import CsvFile
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.prompts.task import build_system_prompt, build_user_prompt
 from ensemble_ray.record.head import read_head
 from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt

@@ -45,7 +45,7 @@ from ensemble_ray.execute.review.elicitation import (
     read_client_answer,
     shows_forms,
 )
-from ensemble_ray.process.forks import bridge
+from ensemble_ray.process.concurrency import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
 from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.tools.mcp.address import ReadMessages

@@ -35,7 +35,7 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.ports import RunsTask
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.a2a.client import (
     IDEMPOTENT_MESSAGES,

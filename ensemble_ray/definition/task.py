@@ -40,8 +40,8 @@ from ensemble_ray.memory.store import (
 )
 from ensemble_ray.memory.tools import HeldObject
 from ensemble_ray.ports import ChatModel, ReflectionStore
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import new_lock
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.memory import MemoryScope, TaskReflection
 from ensemble_ray.values.messages import ChatMessage, Effect

@@ -37,8 +37,8 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
+from ensemble_ray.process.concurrency import library_loop, submit
 from ensemble_ray.process.context import bounded_logger, log_context
-from ensemble_ray.process.forks import library_loop, submit
 from ensemble_ray.values.outputs import ExitReason
 
 

@@ -29,8 +29,8 @@ from ensemble_ray.execute.guardrails import (
 )
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.execute.scope import Callables
+from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.user_code import call_to_end

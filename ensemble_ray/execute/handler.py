@@ -27,8 +27,8 @@ from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.unknown import HANDLER, is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import use_reviews
 from ensemble_ray.tools.tool import ToolResult

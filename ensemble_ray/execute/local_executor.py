@@ -17,8 +17,8 @@ from ensemble_ray.execute.orders import TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import Slot
 from ensemble_ray.plan.placement import ResourceRequirements
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import SystemClock
 
 _log = bounded_logger(__name__)
 

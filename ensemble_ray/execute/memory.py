@@ -32,8 +32,8 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.runs import DirectivesShown
 from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore, RunMemory
+from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.prompts.task import build_reflection_request, parse_reflection
 from ensemble_ray.values.ids import effect_name, reflected_instance
 from ensemble_ray.values.memory import MemoryNote, MemoryQuery, MemoryRules, MemoryScope, RecalledMemory, TaskReflection

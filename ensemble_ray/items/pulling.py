@@ -20,8 +20,8 @@ from typing import Protocol, TypeAlias
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief, message_of
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 
 _log = bounded_logger(__name__)
 #: How long a pull waits for the requested count before it returns fewer items.

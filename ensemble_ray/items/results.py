@@ -17,8 +17,8 @@ from ensemble_ray.items.line_file import LineFile, index_of_line, is_carried, js
 from ensemble_ray.items.pulling import Entries, IndexSet
 from ensemble_ray.items.tables import pack_lines, parquet_row_count, require_arrow, unpack_lines
 from ensemble_ray.items.text_files import count_lines, loads_line
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 from ensemble_ray.values.outputs import FailedItem, ItemResult
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import jsonable

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast, overload
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.values.value import LazySequence
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.errors.bodies import ErrorBody, read_error_body, tls_flaw
 from ensemble_ray.errors.travel import provider_answer_of, status_of
 from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
 
 _TOO_MANY_REQUESTS = 429

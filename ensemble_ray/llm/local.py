@@ -30,8 +30,8 @@ from ensemble_ray.llm.openai import check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
 from ensemble_ray.llm.protocol.request import RequestOptions, SchemaOffer
 from ensemble_ray.llm.protocol.wire import DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.process.concurrency import new_lock, threads
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.forks import new_lock, threads
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 _STREAMING = b'"stream":true,"stream_options":{"include_usage":true}'

@@ -8,8 +8,8 @@ from datetime import timedelta
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.ports import ChatModel, Limiter, StreamingChatModel, StructuredChatModel, services
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import waiting_for_permit
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 from ensemble_ray.values.value import RateLimit

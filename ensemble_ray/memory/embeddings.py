@@ -13,7 +13,7 @@ from datetime import datetime
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import EmbeddingModel, EmbeddingStore
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.values.memory import EmbeddingMatch, MemoryEntry
 from ensemble_ray.values.value import utc_of
 

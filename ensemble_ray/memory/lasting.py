@@ -24,7 +24,7 @@ from ensemble_ray.memory.store import (
     check_scope,
 )
 from ensemble_ray.ports import EmbeddingModel
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry, TaskReflection
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ensemble_ray.llm.openai import check_key, check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
 from ensemble_ray.llm.protocol.wire import WireError, json_bytes, not_a_completion
 from ensemble_ray.memory.embeddings import count_embedding
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.text.foreign_text import estimate_tokens
 
 #: Vectors and the tokens that the endpoint counted for all of them, or None.

@@ -14,7 +14,7 @@ from typing import Any
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.memory.lasting import LastingMemory, LastingReflectionStore, MemoryTables, StoredEntry
 from ensemble_ray.ports import EmbeddingModel
-from ensemble_ray.process.forks import abandon, new_rlock, no_fork, track, was_quiet
+from ensemble_ray.process.concurrency import abandon, new_rlock, no_fork, track, was_quiet
 from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry, TaskReflection
 from ensemble_ray.values.trace import jsonable

@@ -13,7 +13,7 @@ from pydantic import SkipValidation, Strict, model_validator
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embeddings import SCOPE, check_methods, check_parts, entry_of, metadata_of
 from ensemble_ray.ports import EmbeddingModel, EmbeddingStore, EntityMemory, LongTermMemory
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.values.memory import EmbeddingMatch, EvictionPolicy, MemoryEntry, TaskReflection
 from ensemble_ray.values.value import Value
 

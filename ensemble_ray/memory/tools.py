@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.memory.embeddings import metered_embeddings
 from ensemble_ray.ports import EntityMemory, services
-from ensemble_ray.process.forks import call_user
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult, current_tool_context, tool
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.memory import (

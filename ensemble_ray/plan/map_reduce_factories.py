@@ -23,7 +23,7 @@ from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinitio
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task, UnitOutput
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.text.foreign_text import estimate_tokens as length_tokens
 from ensemble_ray.values.task_output import TaskOutput
 

@@ -32,8 +32,8 @@ from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.plan.planner import ResolvedTasks
 from ensemble_ray.plan.unit_plans import SYNTHESIZED
 from ensemble_ray.ports import ChatModel
+from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.text.answers import find_json
 from ensemble_ray.text.foreign_text import whole_json
 from ensemble_ray.values.delegation import spoken_role

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 
 #: Allocations before a collection of the youngest generation; Python's default is 700. A task allocates thousands of
 #: objects that are freed without the collector: with the default it takes a fifth of the time of a wide run.

@@ -79,7 +79,7 @@ _MERGED = {
     "plan.unit_plans": "nodes",
     "process.config": "pickling",
     "process.context": "bounded_log notices",
-    "process.forks": "clock loop terminal threads",
+    "process.concurrency": "clock forks loop terminal threads",
     "process.private_files": "cluster_finding ray_files",
     "teamfile.document": "loader.document loader.environment loader.problems",
     "teamfile.fields": """

@@ -21,7 +21,7 @@ from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, as_text
 from ensemble_ray.facts.runs import RecordedOutput, ReviewRequested
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Unit
-from ensemble_ray.process.forks import SystemClock
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record import history
 from ensemble_ray.record.history import RecordedExecution
 from ensemble_ray.schedule.instructions import IterationEnded, StepEnded

@@ -23,8 +23,8 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded, ReviewDecided
 from ensemble_ray.ports import Journal
+from ensemble_ray.process.concurrency import after_fork, no_fork
 from ensemble_ray.process.config import Settings
-from ensemble_ray.process.forks import after_fork, no_fork
 from ensemble_ray.record.open_reviews import Gate, Obstacle
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState

@@ -14,7 +14,7 @@ from ensemble_ray.execute.review.gates import TIMEOUT
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import ReviewDecided, RunEnded
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.forks import bridge, run_blocking
+from ensemble_ray.process.concurrency import bridge, run_blocking
 from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at

@@ -20,8 +20,8 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import bridge, run_blocking, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import bridge, run_blocking, threads
 from ensemble_ray.record.head import RunHead, locate_errors, name_in, origin_in, read_head
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.opening import store_at

@@ -16,8 +16,8 @@ from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.concurrency import bridge, run_blocking, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import bridge, run_blocking, threads
 from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at

@@ -28,8 +28,8 @@ from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched, RecordedError, RunInterrupted
 from ensemble_ray.plan.plan import LoopUnit, Plan
 from ensemble_ray.ports import Clock, Journal, Persistence
+from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.record.result import error_of_unit
 from ensemble_ray.record.resume.reading import GivenDirectives
 from ensemble_ray.record.units import EndedUnits

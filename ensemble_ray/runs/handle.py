@@ -17,8 +17,8 @@ from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.delivery import EventStream
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.collector import collecting_less
+from ensemble_ray.process.concurrency import abandon, bridge, on_library_loop, run_blocking, submit, track
 from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
-from ensemble_ray.process.forks import abandon, bridge, on_library_loop, run_blocking, submit, track
 from ensemble_ray.record.head import name_in
 from ensemble_ray.record.opening import effective_capture_mode, store_at
 from ensemble_ray.record.rerun import check_same

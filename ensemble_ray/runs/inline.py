@@ -32,7 +32,7 @@ from ensemble_ray.execute.scope import RunnerPorts, spending_here
 from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Journal, RunEventSink, Services
-from ensemble_ray.process.forks import SystemClock, bridge, run_blocking
+from ensemble_ray.process.concurrency import SystemClock, bridge, run_blocking
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress

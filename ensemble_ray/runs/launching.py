@@ -29,8 +29,8 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Dashboard, EnteredRun
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 from ensemble_ray.prompts.task import build_system_prompt, fixed_parts, render_parts
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults

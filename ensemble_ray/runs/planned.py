@@ -30,8 +30,8 @@ from ensemble_ray.plan.planner import (
 )
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import ChatModel
+from ensemble_ray.process.concurrency import USER_ERRORS, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.levels import in_level_order, placed_outcome

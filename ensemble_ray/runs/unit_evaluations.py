@@ -22,8 +22,8 @@ from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompleted
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.memory.tools import LocalRunMemory
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Plan, Unit
+from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.runs.coordinator import MemoryResets, Predicates, RunBackgroundTasks
 from ensemble_ray.runs.outputs import OutputStore
 from ensemble_ray.schedule.instructions import (

@@ -39,8 +39,8 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.events import Event, LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.process.concurrency import bridge, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import bridge, threads
 from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FOLDER, FilesFolder, FlowView, in_script, single_file

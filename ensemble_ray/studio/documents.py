@@ -20,7 +20,7 @@ import pydantic_core
 
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
 from ensemble_ray.studio.schemas import FileEntry, FileKind, FileList, FlowSchema, StepSchema

@@ -40,8 +40,8 @@ from ensemble_ray.errors import (
     EnsembleError,
     ValidationError,
 )
+from ensemble_ray.process.concurrency import abandon, new_lock, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import abandon, new_lock, track
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio import check_installed
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.facts.fact import as_mapping, as_sequence, as_text
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.private_files import private_directory
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.history import RecordedExecution

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import psutil
 
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.private_files import FoundCluster, find_cluster
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.studio.http_server import ANYBODY, Visitor

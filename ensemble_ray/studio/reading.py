@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ensemble_ray.errors import RecordError, ValidationError, message_of
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.stores import RecordedRun, RunReader
 from ensemble_ray.studio import schemas

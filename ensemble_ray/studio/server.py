@@ -11,9 +11,9 @@ from starlette.types import ASGIApp
 
 from ensemble_ray.access.admission import is_loopback
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import notify
-from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.app import Studio, studio_app

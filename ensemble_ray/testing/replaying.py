@@ -36,7 +36,7 @@ from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Persistence, Services
-from ensemble_ray.process.forks import SystemClock, run_blocking, threads
+from ensemble_ray.process.concurrency import SystemClock, run_blocking, threads
 from ensemble_ray.record.head import locate_errors, origin_in, read_head
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.identity.definition import compare_fields

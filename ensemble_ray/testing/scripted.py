@@ -23,7 +23,7 @@ from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.events import Event
 from ensemble_ray.ports import services
-from ensemble_ray.process.forks import call_user, new_lock
+from ensemble_ray.process.concurrency import call_user, new_lock
 from ensemble_ray.testing.model_server.script import Reply
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import (

@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Protocol, cast, runtime_checkable
 
 from ensemble_ray.errors import IllegalStateError, ToolConfigurationError
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import ScopedVariable
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.tools.user_code import run_to_end
 from ensemble_ray.values.reviews import (
     Continue,

@@ -17,8 +17,8 @@ from pydantic_core import from_json, to_json
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
 from ensemble_ray.ports import services
+from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.context import bounded_logger, current_traceparent
-from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool

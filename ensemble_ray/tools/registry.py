@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.errors.texts import format_with_class, user_traceback
+from ensemble_ray.process.concurrency import call_user, is_async_callable
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import call_user, is_async_callable
 from ensemble_ray.tools.foreign_schema import SchemaError, hash_name, normalise_parameters
 from ensemble_ray.tools.schema import TEXT_INPUT, Signature, model_parameters, signature_of
 from ensemble_ray.tools.tool import (

@@ -26,8 +26,8 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, Val
 from ensemble_ray.errors.texts import format_with_class, user_exc_info, user_traceback
 from ensemble_ray.events import Event
 from ensemble_ray.ports import CustomToolMetrics
+from ensemble_ray.process.concurrency import is_async_callable
 from ensemble_ray.process.context import ScopedVariable, bounded_logger
-from ensemble_ray.process.forks import is_async_callable
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.schema import explain_arguments, parameter_types

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.process.concurrency import USER_ERRORS, is_async_callable, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, is_async_callable, threads
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
 from ensemble_ray.values.task_output import Shown

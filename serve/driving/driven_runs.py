@@ -18,8 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
+from ensemble_ray.process.concurrency import SystemClock, bridge, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import SystemClock, bridge, threads
 from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore

@@ -29,8 +29,8 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.reach import reach
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.errors.texts import describe
+from ensemble_ray.process.concurrency import submit, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import submit, threads
 from ensemble_ray.record.following import RunFollower
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.callers import Caller, CallerCache

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.plan.planner import TaskDependencyGraph
-from ensemble_ray.process.forks import SystemClock
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.serve.catalog import DatasetCatalog
 from ensemble_ray.serve.driving.ledger import LedgerEntry

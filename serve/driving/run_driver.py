@@ -29,8 +29,8 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.execute.review.gates import describe_misfit
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedCause, RecordedError
 from ensemble_ray.plan.unit_plans import task_keys
+from ensemble_ray.process.concurrency import SystemClock, threads
 from ensemble_ray.process.context import bounded_logger, use_traceparent
-from ensemble_ray.process.forks import SystemClock, threads
 from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.record.head import RunHead, read_head
 from ensemble_ray.record.history import RunHistory

@@ -16,7 +16,7 @@ from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.llm.limits.endpoints import process_endpoints
 from ensemble_ray.ports import Journal
-from ensemble_ray.process.forks import DaemonThreads
+from ensemble_ray.process.concurrency import DaemonThreads
 from ensemble_ray.record.journal import MemoryJournal
 
 RUN_CONTEXT = RunContext(run_id="run-1", workflow="sequential", total_tasks=1)

@@ -33,7 +33,7 @@ from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.memory.tools import LocalRunMemory
 from ensemble_ray.plan.plan import LoopUnit
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.memory import MemoryQuery

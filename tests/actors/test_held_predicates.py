@@ -15,7 +15,7 @@ from ensemble_ray.actors.worker import callable_host as predicates
 from ensemble_ray.actors.worker.callable_host import CallableHost, HeldPredicates
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.llm.limits.endpoints import process_endpoints
-from ensemble_ray.process.forks import DaemonThreads
+from ensemble_ray.process.concurrency import DaemonThreads
 from ensemble_ray.runs.unit_evaluations import LocalPredicates
 from ensemble_ray.schedule.instructions import EdgeMatches
 from tests.actors.test_wire import output_of

@@ -14,7 +14,7 @@ import ray
 
 from ensemble_ray import Agent, Ensemble, OpenAIChatModel, RateLimit, RayRuntime, RetryPolicy, Task
 from ensemble_ray.actors.driver.cluster import describe_cluster
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.values.descriptions import ProcessDescription
 

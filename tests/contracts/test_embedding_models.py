@@ -18,7 +18,7 @@ from ensemble_ray.memory import openai_embeddings
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.embeddings import metered_embeddings
 from ensemble_ray.memory.openai_embeddings import Embedded, TextBatcher, shares_of
-from ensemble_ray.process.forks import run_blocking, threads
+from ensemble_ray.process.concurrency import run_blocking, threads
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from ensemble_ray.testing.model_server.server import count_words
 

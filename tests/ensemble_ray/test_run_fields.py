@@ -24,7 +24,7 @@ from ensemble_ray import (
     run,
 )
 from ensemble_ray.definition.run_options import RunFields, merge_options
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel

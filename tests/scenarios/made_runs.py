@@ -38,7 +38,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, answer, call, task

@@ -20,7 +20,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.shared.journal import RateLimiter
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.scenarios.dying import kill_first, marks_of, stay, until_recorded

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ModelServer

@@ -30,7 +30,7 @@ from ensemble_ray import (
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.record.view.tree import render_tree

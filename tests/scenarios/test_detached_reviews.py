@@ -32,7 +32,7 @@ from ensemble_ray import (
     pending_reviews,
     resume,
 )
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import plan_unit_fork

@@ -25,7 +25,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ModelServer, ScriptedModel
 from tests.builders import agent, call, task

@@ -28,7 +28,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.errors import message_of
 from ensemble_ray.facts.runs import RunEnded
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import MCP, ToolConfigurationError, ToolResult
-from ensemble_ray.process.forks import library_loop
+from ensemble_ray.process.concurrency import library_loop
 from ensemble_ray.tools.mcp import program
 from ensemble_ray.tools.mcp import session as connection
 from ensemble_ray.tools.mcp import session as listing

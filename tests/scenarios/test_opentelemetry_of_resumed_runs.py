@@ -29,7 +29,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.facts.effects import ToolReturned
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.record.view.spans import recorded_spans
 from ensemble_ray.recovery.resuming import start_resumed

@@ -17,7 +17,7 @@ from ensemble_ray import (
     Runtime,
     Task,
 )
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel

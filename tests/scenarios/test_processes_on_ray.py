@@ -20,7 +20,7 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call, task
 from tests.scenarios.teams import PATIENCE_S, Marks, until

@@ -14,7 +14,7 @@ import pytest
 from ensemble_ray import EnsembleOutput, ExitReason
 from ensemble_ray.events.messages import Message, RunMessages, WireEvent
 from ensemble_ray.facts.effects import SamplingAnswered
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.following import EventProjection
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.trace import fold_output, fold_trace

@@ -31,7 +31,7 @@ from ensemble_ray import (
 from ensemble_ray.execute.memory import reflection_key
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 from tests.builders import agent, task

@@ -17,7 +17,7 @@ from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionStore
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ensemble_ray import AgentExecutionError, Ensemble, TaskExecutionError, tool
-from ensemble_ray.process.forks import library_loop, run_blocking
+from ensemble_ray.process.concurrency import library_loop, run_blocking
 from tests.builders import agent, answer, call, task
 from tests.scenarios.teams import PATIENCE_S
 

@@ -26,7 +26,7 @@ from ensemble_ray import (
     TaskHandlerContext,
 )
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedError
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress

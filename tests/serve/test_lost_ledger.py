@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError, InlineRuntime
-from ensemble_ray.process.forks import bridge, threads
+from ensemble_ray.process.concurrency import bridge, threads
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import driven_runs
 from ensemble_ray.serve.driving import run_driver as kept_ends

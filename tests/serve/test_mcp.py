@@ -16,7 +16,7 @@ import pytest
 from ensemble_ray import InlineRuntime, Review
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import Right
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns

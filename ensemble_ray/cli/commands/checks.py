@@ -251,7 +251,7 @@ def check_model(llm: str) -> Iterator[Finding]:
     import time
 
     from ensemble_ray.llm.factory import resolve_llm
-    from ensemble_ray.process.forks import call_user
+    from ensemble_ray.process.concurrency import call_user
     from ensemble_ray.values.messages import ChatMessage
 
     began = time.monotonic()

@@ -52,7 +52,7 @@ def demo(
     from ensemble_ray.cli.demo import crash_and_resume, demo_team, render_digest, serve_and_ask, show_in_studio
     from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.llm.local import LocalChatModel, acquire
-    from ensemble_ray.process.forks import call_user, submit
+    from ensemble_ray.process.concurrency import call_user, submit
 
     if serve + crash + studio > 1:
         raise ValidationError("--serve, --crash and --studio are three demonstrations: choose one")

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.view.terminal import FAILED, FINE, say, show, show_result
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.commands.checks import Finding

@@ -14,7 +14,7 @@ from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of, own_store, where
 from ensemble_ray.cli.view.terminal import FINE, align, own_command, say, screen_line, show, show_json
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from datetime import datetime

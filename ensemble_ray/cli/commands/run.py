@@ -25,7 +25,7 @@ from ensemble_ray.cli.view.terminal import (
     show_result,
 )
 from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError, ValidationError, message_of
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.view.run_view import TerminalRunView

@@ -16,7 +16,7 @@ from ensemble_ray.cli.inputs.records import age_of, as_data, no_runs, own_store,
 from ensemble_ray.cli.view import export
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, screen_line, show, show_json, show_json_text
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact

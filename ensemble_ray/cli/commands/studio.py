@@ -15,7 +15,7 @@ from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import own_store
 from ensemble_ray.cli.view.terminal import FINE, align, say, screen_line, show, show_json
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.schemas import Actors, ProcessInfo

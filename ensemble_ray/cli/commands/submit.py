@@ -13,7 +13,7 @@ from typer import Option
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import own_store, say_where
 from ensemble_ray.cli.view.terminal import FAILED, FINE, INTERRUPTED, WAITING, own_command, say, show_answer, show_json
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

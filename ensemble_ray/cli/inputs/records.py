@@ -91,7 +91,7 @@ async def _next_of(run: RecordedRun) -> str:
 def say_where(run_id: str) -> None:
     """Report the location of a run's record, the command that shows it, and how to resume an incomplete run."""
     from ensemble_ray.errors import EnsembleError, message_of
-    from ensemble_ray.process.forks import run_blocking
+    from ensemble_ray.process.concurrency import run_blocking
 
     try:
         found = run_blocking(own_store().summary(run_id))

@@ -12,7 +12,7 @@ from typer import Option
 
 from ensemble_ray.cli.view.terminal import say, show
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore

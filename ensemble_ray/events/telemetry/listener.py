@@ -25,8 +25,8 @@ from ensemble_ray.events.telemetry.spans import (
     run_spans,
     task_spans,
 )
+from ensemble_ray.process.concurrency import new_lock, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.values.trace import TraceParent
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
 from ensemble_ray.llm.limits.endpoints import EndpointCall
 from ensemble_ray.ports import ChatModel
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import (
     STREAM_CUT,

@@ -32,8 +32,8 @@ from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
+from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
-from ensemble_ray.process.forks import USER_ERRORS, call_user
 from ensemble_ray.text.answers import ReasoningSplitter
 from ensemble_ray.text.foreign_text import SurrogateJoiner
 from ensemble_ray.values.ids import effect_name, uuid_of

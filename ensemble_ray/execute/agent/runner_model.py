@@ -20,7 +20,7 @@ from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.unknown import RUNNER, is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence, RunsTask
-from ensemble_ray.process.forks import call_user
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.ids import effect_name

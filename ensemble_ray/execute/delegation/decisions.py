@@ -21,8 +21,8 @@ from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 from ensemble_ray.text.foreign_text import TextLine
 from ensemble_ray.values.delegation import (

@@ -20,8 +20,8 @@ from typing import Protocol, TextIO
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ReviewTimeoutError, message_of
+from ensemble_ray.process.concurrency import after_fork, is_terminal, terminal_lock, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import after_fork, is_terminal, terminal_lock, threads
 from ensemble_ray.text.foreign_text import escape_controls, escape_unencodable
 from ensemble_ray.values.reviews import (
     Continue,

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TextIO, cast
 
 from ensemble_ray.errors import ExitEarlyError, ValidationError, message_of
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.reviews import (
     Continue,
     Edit,

@@ -16,8 +16,8 @@ from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import USER_ERRORS, call_user, is_terminal, terminal_lock, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import USER_ERRORS, call_user, is_terminal, terminal_lock, threads
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.tools.tool import strongest_effect
 from ensemble_ray.values.ids import uuid_of

@@ -16,8 +16,8 @@ from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.limits.breaker import AdaptiveLimit, Breaker, CallAdmission
 from ensemble_ray.llm.limits.limiter import MonotonicClock, Wakeup
 from ensemble_ray.ports import Clock
+from ensemble_ray.process.concurrency import new_lock, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
 
 _log = bounded_logger(__name__)

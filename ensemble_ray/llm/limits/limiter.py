@@ -37,8 +37,8 @@ from ensemble_ray.llm.limits.bucket import (
     WakeAt,
 )
 from ensemble_ray.ports import Clock
+from ensemble_ray.process.concurrency import new_rlock, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import new_rlock, track
 from ensemble_ray.values.descriptions import MOST_BUCKETS, MOST_HOLDERS, BucketDescription
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.value import RateLimit

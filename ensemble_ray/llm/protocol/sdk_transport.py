@@ -17,7 +17,7 @@ from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, PerLoop
 from ensemble_ray.llm.protocol.wire import AnswerLimits, TooMuchError
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 
 if TYPE_CHECKING:
     from httpx2 import Response

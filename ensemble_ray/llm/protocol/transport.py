@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.process.forks import abandon, after_fork, threads, track
+from ensemble_ray.process.concurrency import abandon, after_fork, threads, track
 from ensemble_ray.text.foreign_text import one_line
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors.bodies import read_error_body
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.text.foreign_text import one_line, whole_text
 from ensemble_ray.values.messages import (
     STREAM_CUT,

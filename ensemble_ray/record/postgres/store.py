@@ -23,8 +23,8 @@ from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted, ReviewDecided, RunEnded
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import after_fork
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import after_fork
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.postgres import journal as records
 from ensemble_ray.record.postgres.database import Connection, Database

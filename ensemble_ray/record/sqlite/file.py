@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
+from ensemble_ray.process.concurrency import abandon, no_fork, track, was_quiet
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import abandon, no_fork, track, was_quiet
 from ensemble_ray.record.journal import FORMAT
 from ensemble_ray.record.sqlite.losses import (
     RECORD,

@@ -23,8 +23,8 @@ from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import after_fork, new_lock, threads, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import after_fork, new_lock, threads, track
 from ensemble_ray.record.journal import EpochFence, body_digest, text_of
 from ensemble_ray.record.stores import try_lock, unlock
 

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.process.forks import new_lock
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.record.journal import BODY_MARK, REFERENCE, accepted_loss, body_digest, stored_text
 from ensemble_ray.record.stores import resume_advice
 

@@ -18,7 +18,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.process.forks import no_fork
+from ensemble_ray.process.concurrency import no_fork
 from ensemble_ray.record.journal import FORMAT, Resolve, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite.losses import (
     RECORD,

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted, ReviewDecided
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import threads
 from ensemble_ray.record.journal import body_digest, text_of
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Union
 
 from ensemble_ray.errors import message_of
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import call_user
 from ensemble_ray.values.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
 
 _log = bounded_logger(__name__)

@@ -24,8 +24,8 @@ from ensemble_ray.items.results import DeadLetterFile, ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import ChatModel, EventSink, Persistence
+from ensemble_ray.process.concurrency import USER_ERRORS, SystemClock
 from ensemble_ray.process.context import merge_warnings
-from ensemble_ray.process.forks import USER_ERRORS, SystemClock
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal

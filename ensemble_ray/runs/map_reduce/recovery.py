@@ -14,7 +14,7 @@ from ensemble_ray.errors.texts import tasks_failure
 from ensemble_ray.facts.runs import OWN_FAILURES, PlanRecorded
 from ensemble_ray.items.pulling import ItemEntry, ItemReader, ListReader, Pulled, RefusedItem
 from ensemble_ray.plan.map_reduce_factories import input_tokens
-from ensemble_ray.process.forks import threads
+from ensemble_ray.process.concurrency import threads
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.identity.map_reduce import DIRECT, position_of
 from ensemble_ray.record.map_reduce_fold import RecordedOutcome, fails_on_item, read_map_reduce

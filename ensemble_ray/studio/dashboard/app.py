@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ensemble_ray.access.admission import headers_of, is_allowed_origin, is_local_origin, is_loopback
 from ensemble_ray.errors import message_of
 from ensemble_ray.events.messages import Message
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import SystemClock
 from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.studio.app import Studio, mount_page, mount_studio
 from ensemble_ray.studio.dashboard.hub import (

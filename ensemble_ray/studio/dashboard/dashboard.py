@@ -16,8 +16,8 @@ from pydantic import model_validator
 
 from ensemble_ray.access.admission import is_loopback
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.concurrency import new_lock, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import new_lock, track
 from ensemble_ray.record.view.exporters import JsonTraceExporter
 from ensemble_ray.studio import check_installed
 from ensemble_ray.studio.dashboard.hub import MessageHub, ShownRuns, Snapshot

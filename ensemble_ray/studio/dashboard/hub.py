@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ensemble_ray.events.messages import Message
+from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import new_lock
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.text.foreign_text import whole_data

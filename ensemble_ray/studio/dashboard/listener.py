@@ -14,7 +14,7 @@ from ensemble_ray.events import (
 )
 from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.events.messages import RunMessages
-from ensemble_ray.process.forks import SystemClock, new_lock
+from ensemble_ray.process.concurrency import SystemClock, new_lock
 from ensemble_ray.record.following import LiveEvents
 from ensemble_ray.studio.dashboard.hub import MessageHub
 from ensemble_ray.values.outputs import ExitReason

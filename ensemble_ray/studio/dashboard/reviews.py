@@ -15,7 +15,7 @@ from typing import ClassVar
 from ensemble_ray.events import messages
 from ensemble_ray.events.messages import Message
 from ensemble_ray.execute.review.handlers import ReviewHandler
-from ensemble_ray.process.forks import SystemClock, new_lock
+from ensemble_ray.process.concurrency import SystemClock, new_lock
 from ensemble_ray.studio.dashboard.hub import MessageHub
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.reviews import (

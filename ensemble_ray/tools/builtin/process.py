@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.process.forks import abandon, new_lock, threads, track
+from ensemble_ray.process.concurrency import abandon, new_lock, threads, track
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.builtin import supervisor
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult

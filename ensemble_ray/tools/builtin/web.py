@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, SecretStr
 from pydantic_core import from_json
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, ValidationError, message_of
-from ensemble_ray.process.forks import call_user, threads
+from ensemble_ray.process.concurrency import call_user, threads
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.tool import AbstractAgentTool, AbstractTypedAgentTool, ToolResult

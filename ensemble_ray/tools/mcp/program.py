@@ -23,8 +23,8 @@ from mcp.client.stdio import StdioServerParameters, get_default_environment, std
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+from ensemble_ray.process.concurrency import after_fork
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import after_fork
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.tools.mcp.address import (
     MESSAGE_BYTES,

@@ -26,8 +26,8 @@ from pydantic_core import to_json
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
+from ensemble_ray.process.concurrency import abandon, after_fork, bridge, library_loop
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.process.forks import abandon, after_fork, bridge, library_loop
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, bound_response
 from ensemble_ray.tools.foreign_schema import LONGEST_NAME, SchemaError, hash_name, normalise_parameters

@@ -11,8 +11,8 @@ import pytest
 
 from ensemble_ray import RunState
 from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun

@@ -26,7 +26,7 @@ from ensemble_ray.errors.texts import (
     user_line,
     user_traceback,
 )
-from ensemble_ray.process.forks import call_user
+from ensemble_ray.process.concurrency import call_user
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray import Event, EventStream, TokenEvent
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.events.delivery import EventLog
-from ensemble_ray.process.forks import bridge
+from ensemble_ray.process.concurrency import bridge
 
 #: Longest wait for what must come, s; a test that needs it has failed.
 PATIENCE_S = 60.0

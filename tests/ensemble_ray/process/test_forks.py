@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ensemble_ray.process.forks import (
+from ensemble_ray.process.concurrency import (
     new_lock,
     new_rlock,
     no_fork,

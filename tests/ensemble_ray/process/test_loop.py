@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from ensemble_ray.process.forks import bridge, library_loop, on_library_loop, run_blocking, submit
+from ensemble_ray.process.concurrency import bridge, library_loop, on_library_loop, run_blocking, submit
 
 #: Longest wait for what must come, s; a test that needs it has failed.
 PATIENCE_S = 60.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.process import forks as module
-from ensemble_ray.process.forks import DaemonThreads, call_user, is_async_callable
+from ensemble_ray.process import concurrency as module
+from ensemble_ray.process.concurrency import DaemonThreads, call_user, is_async_callable
 
 field: ContextVar[str] = ContextVar("field", default="unset")
 
@@ -163,7 +163,7 @@ def test_process_ends_when_user_code_never_returns() -> None:
     """S-SET-48: the exit does not wait for the thread."""
     code = (
         "import asyncio, threading\n"
-        "from ensemble_ray.process.forks import call_user\n"
+        "from ensemble_ray.process.concurrency import call_user\n"
         "async def main():\n"
         "    begun = threading.Event()\n"
         "    job = asyncio.ensure_future(call_user(lambda: (begun.set(), threading.Event().wait())))\n"

@@ -36,8 +36,8 @@ from ensemble_ray import (
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Persistence
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite.losses import RECORD
 from ensemble_ray.record.sqlite.store import SqliteStore

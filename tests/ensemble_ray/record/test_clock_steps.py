@@ -12,8 +12,8 @@ import pytest
 from ensemble_ray import Agent, CaptureMode, Ensemble, EnsembleOutput, InlineRuntime, Task, ToolCall, tool
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.process import forks as clock
-from ensemble_ray.process.forks import SystemClock
+from ensemble_ray.process import concurrency as clock
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.trace import fold_trace
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.execute.running import Bench, Search, writer

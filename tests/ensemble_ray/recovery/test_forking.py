@@ -23,7 +23,7 @@ from ensemble_ray import (
     aresume,
     fork,
 )
-from ensemble_ray.process.forks import bridge, run_blocking
+from ensemble_ray.process.concurrency import bridge, run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.forking import accept_fork, offer_fork
 from ensemble_ray.runs.handle import Run

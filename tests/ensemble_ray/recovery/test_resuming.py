@@ -20,7 +20,7 @@ from ensemble_ray import (
     aresume,
 )
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.process.forks import call_user
+from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel, replay
 

@@ -23,7 +23,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import replay

@@ -20,7 +20,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, replay
 from tests.ensemble_ray.record.delegating_team import Counted

@@ -32,7 +32,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.prompts.output_format import correction_prompt
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, ScriptedModel, replay

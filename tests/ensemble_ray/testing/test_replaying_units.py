@@ -18,7 +18,7 @@ from ensemble_ray import (
     LoopIterationContext,
 )
 from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel, replay
 from tests.builders import agent, task

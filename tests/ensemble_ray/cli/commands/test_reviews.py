@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import OpenReview, RunState, pending_reviews
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.forks import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
 from tests.command_line import Call
 

@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_ray import IllegalStateError, RateLimit, RateLimitTimeoutError
 from ensemble_ray.llm.limits.limiter import LocalLimiter, process_limiter
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.llm.limits.settling import settle
 from tests.forking import call_in_child

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ensemble_ray.events.messages import LAST_TYPE
-from ensemble_ray.process.forks import run_blocking
+from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record import following as follower
 from ensemble_ray.record.following import LiveEvents, RunFollower, SharedRecordReader
 from tests.ensemble_ray.record.following.test_shared_ends import CountedStore

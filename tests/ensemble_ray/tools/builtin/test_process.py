@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import ProcessAgentTool, ToolResult
-from ensemble_ray.process.forks import library_loop
+from ensemble_ray.process.concurrency import library_loop
 from tests.ensemble_ray.tools.builtin.travel import travelled
 from tests.forking import Child
 
