@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
 from ensemble_ray.errors.texts import describe
@@ -56,8 +56,7 @@ from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.team import ServedTeam
 from ensemble_ray.values.task_output import OutputType
 
-P = ParamSpec("P")
-T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
 
 
@@ -72,13 +71,13 @@ _STORING_S = 20.0
 _READ_S = 10.0
 
 
-def _on_library_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def _on_library_loop(method: M) -> M:
     """Make a method callable from any event loop."""
 
-    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await bridge(method(*args, **kwargs))
+    async def call(*args: Any, **options: Any) -> Any:
+        return await bridge(method(*args, **options))
 
-    return call
+    return cast("M", call)
 
 
 def wire_event(event: WireEvent) -> schemas.RunEvent:
