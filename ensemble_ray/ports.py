@@ -439,7 +439,7 @@ class Jobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnteredRun:
+class DashboardRun:
     """A run for a dashboard, and the location of its record."""
 
     run_id: str
@@ -470,7 +470,7 @@ class Dashboard(Protocol):
         """Receives their traces, or None."""
         ...
 
-    def enter_run(self, run: EnteredRun) -> None:
+    def enter_run(self, run: DashboardRun) -> None:
         """Register the start of a run, and start serving if necessary (S-WEB-11).
 
         Raises:

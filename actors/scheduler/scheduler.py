@@ -277,7 +277,7 @@ class SchedulerActor(LineService, SessionService):
                 submission=submission.reason,
                 preliminary=submission.preamble,
                 # Outputs stay data, since their types are the user's.
-                keep=lambda instance, given: outputs.keep_recorded(
+                keep=lambda instance, given: outputs.stage(
                     instance, pack_recorded(given.output_data(), tasks.get(node_key(instance), b""))
                 ),
             )

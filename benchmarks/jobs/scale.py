@@ -31,7 +31,7 @@ from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWr
 from ensemble_ray.runs.map_reduce.orders import DefinitionFactories, OrderMaker, TaskMaker
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
-from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.outputs import InMemoryOutputs
 from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.graph import END_STATE
@@ -217,7 +217,7 @@ def _planned_result(order: TaskOrder[str, Never, str]) -> TaskResult[str, TaskFa
 
 async def _run_plan(plan: Plan) -> None:
     journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=SystemClock())
-    tasks: PlannedTasks = PlannedTasks(plan, journal, HeldOutputs(), TaskBody, header=PlanRecorded())
+    tasks: PlannedTasks = PlannedTasks(plan, journal, InMemoryOutputs(), TaskBody, header=PlanRecorded())
     coordinator = Coordinator(journal, tasks)
     ended = await coordinator.run(tasks.source, _Answering(coordinator.deliver, _planned_result))
     assert len(ended.completed) == len(plan.nodes)

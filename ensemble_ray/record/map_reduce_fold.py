@@ -46,7 +46,7 @@ _NOT_COMPARED = bytes(_DIGEST)
 _GAP = 1 << 16
 
 
-class Codes:
+class OutcomeArray:
     """A small code per whole number, 0 by default. Uses a byte per number, except for a few large numbers."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class RecordedItems:
         #: index per item, unless they are 0, 1, 2, ...
         self._indices: array[int] | None = None
         #: if there are indices: the pulled ones, and their positions sorted by index, computed on demand
-        self._pulled = Codes()
+        self._pulled = OutcomeArray()
         self._by_index: array[int] | None = None
 
     @property
@@ -152,7 +152,7 @@ class RecordedGroups(Sequence[ReduceGroup]):
         self._levels, self._numbers, self._begins = array("q"), array("q"), array("q", [0])
         self._input_levels, self._input_numbers = array("q"), array("q")
         self._final: int | None = None
-        self._recorded: dict[int, Codes] = {}
+        self._recorded: dict[int, OutcomeArray] = {}
 
     @property
     def counts(self) -> Mapping[int, int]:
@@ -167,7 +167,7 @@ class RecordedGroups(Sequence[ReduceGroup]):
         level, number = group.level, group.number
         if level < 1 or number < 0 or not inputs:
             raise RecordError(f"The record is damaged: {group.to_data()} is no group")
-        recorded = self._recorded.setdefault(level, Codes())
+        recorded = self._recorded.setdefault(level, OutcomeArray())
         if recorded[number]:
             return
         recorded[number] = 1
@@ -280,7 +280,7 @@ class MapReduceResumeReader:
         self.directives: list[DirectiveFact] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
         #: outcomes by level and number, and of work without these in its key
-        self._levels: dict[int, Codes] = {}
+        self._levels: dict[int, OutcomeArray] = {}
         self._named: dict[str, int] = {}
         #: work that a provider refused for a reason that applies to all work
         self._refused: list[str] = []
@@ -413,7 +413,7 @@ class MapReduceResumeReader:
     def _set(self, key: str, outcome: RecordedOutcome) -> None:
         position = position_of(key)
         if position is not None:
-            self._levels.setdefault(position[0], Codes())[position[1]] = outcome
+            self._levels.setdefault(position[0], OutcomeArray())[position[1]] = outcome
         elif key in {FINAL, DIRECT}:
             self._named[key] = outcome
 

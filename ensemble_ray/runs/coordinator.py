@@ -109,7 +109,7 @@ class TaskReporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class InitialStep:
     """Initial stimuli and instructions of a new or resumed run."""
 
     #: first stimuli of the source
@@ -131,7 +131,7 @@ class RunTasks(Protocol[OutcomeT_co]):
         """Directives of users for orders that are created from now on."""
         ...
 
-    async def open(self, source: Source, reporter: TaskReporter) -> Opening:
+    async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         """Begin or resume the run, and record that."""
         ...
 

@@ -28,10 +28,10 @@ from ensemble_ray.record.runs import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import (
     Launcher,
-    Prepared,
     ResumeState,
     RunEvents,
     RunScope,
+    RunSummary,
     TracedRun,
     exit_reason_of,
     name_of,
@@ -345,7 +345,7 @@ class Run:
         finally:
             self._launcher.close()
 
-    def _describe(self, prepared: Prepared, mode: CaptureMode) -> RunResultHead:
+    def _describe(self, prepared: RunSummary, mode: CaptureMode) -> RunResultHead:
         """Return the run's description for traces; a listener may have set the trace id meanwhile."""
         return RunResultHead(
             run_id=self.id,
@@ -380,7 +380,7 @@ class Run:
             traceparent=self._traced.traceparent,
         )
 
-    def _announce(self, prepared: Prepared, header: PlanRecorded) -> None:
+    def _announce(self, prepared: RunSummary, header: PlanRecorded) -> None:
         """Log that the run has started. A ValidationError: its definition is not the recorded one (S-DUR-36)."""
         resumption = self._scope.resumption
         if resumption is not None and not resumption.allows_changes:

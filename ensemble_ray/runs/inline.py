@@ -37,7 +37,7 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
-from ensemble_ray.runs.outputs import HeldOutputs, recall_output
+from ensemble_ray.runs.outputs import InMemoryOutputs, recall_output
 from ensemble_ray.runs.ownership import GRACE_S, DecisionWatch, release_run, watch_for_cancel
 from ensemble_ray.runs.planned import ClaimedRun, claim_planned
 from ensemble_ray.runs.planned_tasks import PlannedTasks
@@ -75,14 +75,14 @@ def _runner_ports(
     )
 
 
-def outputs_of(planned: Planned) -> HeldOutputs[TaskOutput]:
+def outputs_of(planned: Planned) -> InMemoryOutputs[TaskOutput]:
     """Return a store for the outputs of a plan's tasks; recorded outputs become objects of the declared types."""
 
     def load(instance: str, body: bytes) -> TaskOutput:
         task = planned.tasks.get(node_key(instance))
         return typed_output(json.loads(body), None if task is None else task.output_type)
 
-    return HeldOutputs(load)
+    return InMemoryOutputs(load)
 
 
 class InlineRun:
@@ -93,7 +93,7 @@ class InlineRun:
         request: RunRequest,
         work: PlannedWork,
         claimed: ClaimedRun,
-        outputs: HeldOutputs[TaskOutput],
+        outputs: InMemoryOutputs[TaskOutput],
         services: Services,
     ) -> None:
         self.run_id = request.run_id
@@ -286,7 +286,7 @@ class InlineRuntime:
             work.header,
             submission=work.submission,
             preliminary=work.preliminary,
-            keep=lambda instance, given: outputs.keep_recorded(instance, json.dumps(given.output_data()).encode()),
+            keep=lambda instance, given: outputs.stage(instance, json.dumps(given.output_data()).encode()),
         )
         try:
             run = InlineRun(request, work, claimed, outputs, self._services())

@@ -28,7 +28,7 @@ from ensemble_ray.execute.review.handlers import LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned
-from ensemble_ray.ports import Dashboard, EnteredRun
+from ensemble_ray.ports import Dashboard, DashboardRun
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.prompts.task import build_system_prompt, fixed_parts, render_parts
@@ -102,7 +102,7 @@ class RunScope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class RunSummary:
     """The prepared work, described for users and traces."""
 
     workflow: str
@@ -138,7 +138,7 @@ class Launcher(Protocol):
         """Whether the runtime has received the work."""
         ...
 
-    async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
+    async def prepare(self, scope: RunScope) -> RunSummary | ExitReason:
         """Prepare the work; return the reason of an early end if the run was cancelled or has spent its budget."""
         ...
 
@@ -253,9 +253,9 @@ async def show_run(
     """
     if dashboard is None:
         return
-    entered = EnteredRun(run_id=run_id)
+    entered = DashboardRun(run_id=run_id)
     if store is not None:
-        entered = EnteredRun(run_id=run_id, is_recorded=True, home=store.home, url=store.url)
+        entered = DashboardRun(run_id=run_id, is_recorded=True, home=store.home, url=store.url)
     await threads.run(dashboard.enter_run, entered)
 
     async def leave() -> None:

@@ -23,7 +23,7 @@ class OutputStore(Protocol):
         """Return an output. A KeyError: this instance has none."""
         ...
 
-    def keep_recorded(self, instance: str, body: bytes) -> None:
+    def stage(self, instance: str, body: bytes) -> None:
         """Store a recorded output as bytes; it belongs to the run only after a look-up. The newest one counts."""
         ...
 
@@ -38,7 +38,7 @@ def recall_output(outputs: OutputStore, instance: str) -> Any:
     return outputs.get(instance)
 
 
-class HeldOutputs(Generic[Output]):
+class InMemoryOutputs(Generic[Output]):
     """Outputs in memory, for a run in its caller's process, which receives these objects in the end.
 
     Recorded outputs become objects when they are read.
@@ -61,8 +61,8 @@ class HeldOutputs(Generic[Output]):
             self._outputs[instance] = self._load(instance, self._recorded.get(instance))
         return self._outputs[instance]
 
-    def keep_recorded(self, instance: str, body: bytes) -> None:
-        self._recorded.keep_recorded(instance, body)
+    def stage(self, instance: str, body: bytes) -> None:
+        self._recorded.stage(instance, body)
 
     def lookup_recorded(self, instance: str) -> bool:
         return self._recorded.lookup_recorded(instance)
@@ -86,7 +86,7 @@ class SpooledOutputs:
     def get(self, instance: str) -> bytes:
         return self._spool.get(self._slots[instance])
 
-    def keep_recorded(self, instance: str, body: bytes) -> None:
+    def stage(self, instance: str, body: bytes) -> None:
         self._recorded[instance] = self._spool.put(body)
 
     def lookup_recorded(self, instance: str) -> bool:

@@ -18,7 +18,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.coordinator import (
     AnyOrder,
     AnyResult,
-    Opening,
+    InitialStep,
     OwnReason,
     RunDirectives,
     RunJournal,
@@ -165,7 +165,7 @@ class RecordedResults:
 _log = bounded_logger(__name__)
 
 
-class LaterReflections:
+class DeferredReflections:
     """Reflections of one run that wait for a phase's verdict.
 
     Reflections on one task, for example in a loop of the phase, run one after the other: each builds on the previous.
@@ -253,7 +253,7 @@ class PlannedTasks:
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
-        self._later = LaterReflections(plan)
+        self._later = DeferredReflections(plan)
         self._log_text = _log.log_text if units is None or units.log is None else units.log
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
@@ -284,7 +284,7 @@ class PlannedTasks:
 
     # Beginning.
 
-    async def open(self, source: Source, reporter: TaskReporter) -> Opening:
+    async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         del source  # the source is the one of this object
         self._reporter = reporter
         if self._units is not None:
@@ -294,25 +294,25 @@ class PlannedTasks:
         self._started_at = self._journal.now()
         first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
         await self._journal.append(first, *self._preamble, until=Persistence.COMMITTED)
-        return Opening(stimuli=[Begun(at=self._started_at)])
+        return InitialStep(stimuli=[Begun(at=self._started_at)])
 
-    async def _resume(self, resumed: ResumePoint[Any, Any]) -> Opening:
+    async def _resume(self, resumed: ResumePoint[Any, Any]) -> InitialStep:
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
         await self._journal.append(note, *self._preamble, until=Persistence.COMMITTED)
         if not resumed.stimuli:
-            return Opening(stimuli=[Begun(at=self._started_at)])
+            return InitialStep(stimuli=[Begun(at=self._started_at)])
         ending: list[Instruction] = []
         for group in resumed.stimuli:
             again = [stimulus for stimulus in group if self._repeats(stimulus)]
             done = self.source.handle(*again) if again else []
             ending += [each for each in done if isinstance(each, End) and each.state is not RunState.WAITING]
         if ending:  # the process died between its last stimulus and the record of the end
-            return Opening(instructions=ending)
+            return InitialStep(instructions=ending)
         # The instructions for this are among the unanswered ones.
         self.source.handle(Continued(at=self._journal.now()))
         unanswered = self.source.list_unanswered()
-        return Opening(
+        return InitialStep(
             stimuli=[self._make_stop(each.instance) for each in unanswered if isinstance(each, Cancel)],
             instructions=[each for each in unanswered if not isinstance(each, Cancel)],
         )
@@ -376,7 +376,7 @@ class PlannedTasks:
             is_resubmission=self.suspended.reactivate(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
-            asks=None if self._units is None else self._units.foresee(start, order.agent_key),
+            asks=None if self._units is None else self._units.questions_after(start, order.agent_key),
         )
 
     def discard(self, instance: str) -> bool:

@@ -147,7 +147,7 @@ class UnitEvaluations:
             self._background = RunBackgroundTasks(self._break_off)
         self._background.start(work)
 
-    def foresee(self, start: Start, agent_key: str | None) -> FollowingQuestions[Any] | None:
+    def questions_after(self, start: Start, agent_key: str | None) -> FollowingQuestions[Any] | None:
         """Return the questions that the process of a task answers after the task; None if there are none."""
         after = start.asks_after
         if after is None or not self._ports.lives_with(agent_key):

@@ -26,7 +26,7 @@ from ensemble_ray.record.stores import StoreAddress, resume_advice
 from ensemble_ray.recovery.deciding import record_decision, request_end
 from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
-from ensemble_ray.studio.reading import RunViews, SeenRun
+from ensemble_ray.studio.reading import CachedRun, RunViews
 from ensemble_ray.studio.schemas import Decision, NewFork, PreviewedCall, PreviewedStep, ReviewSchema, RunPreview
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.steps import title_of
@@ -229,7 +229,7 @@ class LocalActions:
         raise not_found("gate", gate_id)
 
     @staticmethod
-    def _obstacle(seen: SeenRun) -> str | None:
+    def _obstacle(seen: CachedRun) -> str | None:
         """Return why a run cannot be resumed; None: its record has no obstacle."""
         head = seen.view.totals.head
         try:

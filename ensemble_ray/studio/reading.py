@@ -28,7 +28,7 @@ _FOLLOWED_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
-class SeenRun:
+class CachedRun:
     """The latest view of a run."""
 
     view: RunView
@@ -54,7 +54,7 @@ class RunViews:
         self._clock = clock
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    async def see(self, run_id: str) -> SeenRun:
+    async def see(self, run_id: str) -> CachedRun:
         summary = await self.summary(run_id)
         kept = self._kept.get(run_id)
         if kept is None or kept.created_at != summary.created_at:
@@ -69,7 +69,7 @@ class RunViews:
         async with kept.lock:
             await self._catch_up(kept)
             kept.view.settle(summary)
-        return SeenRun(view=kept.view, summary=summary, problem=kept.problem)
+        return CachedRun(view=kept.view, summary=summary, problem=kept.problem)
 
     async def summary(self, run_id: str) -> RecordedRun:
         try:
@@ -103,7 +103,7 @@ class RunViews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveLook:
+class RunDelta:
     #: None: no change
     changes: schemas.LiveSteps | None
     #: whether no more changes follow by themselves
@@ -154,7 +154,7 @@ class StudioReader:
         view = (await self._see(run_id, visitor)).view
         return schemas.StepList(steps=view.steps.rows(after=after), cursor=view.cursor)
 
-    async def look(self, run_id: str, visitor: Visitor, *, after: int, stamp: tuple[int, str] | None) -> LiveLook:
+    async def look(self, run_id: str, visitor: Visitor, *, after: int, stamp: tuple[int, str] | None) -> RunDelta:
         """Return the changes of a run after a position, and after the stamp of the last look."""
         seen = await self._see(run_id, visitor)
         view = seen.view
@@ -162,13 +162,13 @@ class StudioReader:
         now = (view.cursor, f"{state.value} {seen.summary.owner}")
         is_over = state.is_final or (not state.is_active and state.value == "interrupted")
         if now == stamp:
-            return LiveLook(changes=None, is_over=is_over, stamp=now)
+            return RunDelta(changes=None, is_over=is_over, stamp=now)
         # An interruption is not a fact and has no position.
         steps = view.steps.rows(after=after)
         if is_over and after >= view.cursor:
             steps = [row for row in view.steps.rows() if row.status == "interrupted"]
         changes = schemas.LiveSteps(steps=steps, run=self._detail(seen, visitor, has_texts=False), cursor=view.cursor)
-        return LiveLook(changes=changes, is_over=is_over, stamp=now)
+        return RunDelta(changes=changes, is_over=is_over, stamp=now)
 
     async def step(self, run_id: str, step_id: str, visitor: Visitor) -> schemas.StepDetail:
         seen = await self._see(run_id, visitor)
@@ -183,7 +183,7 @@ class StudioReader:
         for each in step_ids:
             yield each, await self._step(seen, each, reviews)
 
-    async def _step(self, seen: SeenRun, step_id: str, reviews: Sequence[schemas.ReviewSchema]) -> schemas.StepDetail:
+    async def _step(self, seen: CachedRun, step_id: str, reviews: Sequence[schemas.ReviewSchema]) -> schemas.StepDetail:
         run_id = seen.view.run_id
         state = seen.view.steps.history.executions.get(step_id)
         if state is None:
@@ -235,11 +235,11 @@ class StudioReader:
             raise not_found("run", run_id)
         return summary
 
-    async def _see(self, run_id: str, visitor: Visitor) -> SeenRun:
+    async def _see(self, run_id: str, visitor: Visitor) -> CachedRun:
         await self.check_visible(run_id, visitor)
         return await self._views.see(run_id)
 
-    def _reviews(self, seen: SeenRun) -> Sequence[schemas.ReviewSchema]:
+    def _reviews(self, seen: CachedRun) -> Sequence[schemas.ReviewSchema]:
         return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
     def _mark(self, reviews: Sequence[schemas.ReviewSchema]) -> list[schemas.ReviewSchema]:
@@ -251,7 +251,7 @@ class StudioReader:
             each.model_copy(update={"decidable": True}) if is_asked_here(each.gate_id) else each for each in reviews
         ]
 
-    def _detail(self, seen: SeenRun, visitor: Visitor, *, has_texts: bool = True) -> schemas.RunDetailSchema:
+    def _detail(self, seen: CachedRun, visitor: Visitor, *, has_texts: bool = True) -> schemas.RunDetailSchema:
         detail = seen.view.detail(
             seen.summary,
             at=time.time(),

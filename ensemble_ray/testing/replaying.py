@@ -49,7 +49,7 @@ from ensemble_ray.record.work import RecordedWork
 from ensemble_ray.recovery.resuming import plan_again, planned_form
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import run_context_of
-from ensemble_ray.runs.outputs import HeldOutputs, OutputStore
+from ensemble_ray.runs.outputs import InMemoryOutputs, OutputStore
 from ensemble_ray.runs.planned_tasks import make_order
 from ensemble_ray.runs.unit_evaluations import LocalPredicates, list_predicates
 from ensemble_ray.schedule.instructions import EdgeMatches, Start, UntilHolds
@@ -390,7 +390,7 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: OutputStore) -> Iterato
         yield from (each for each in source.handle(known) if isinstance(each, Start))
 
 
-class RepeatedPredicates:
+class RecordedPredicates:
     """Evaluates today's predicates and conditions on the recorded questions."""
 
     def __init__(self, units: Mapping[str, Loop | Phase | Graph], output_of: Callable[[str], TaskOutput]) -> None:
@@ -605,7 +605,7 @@ class _Repetition:
         self._recorded = recorded
         self._facts = facts
         self._planned = planned
-        self._outputs: HeldOutputs[TaskOutput] = HeldOutputs()
+        self._outputs: InMemoryOutputs[TaskOutput] = InMemoryOutputs()
         types = {key: each for key, task in planned.tasks.items() if (each := task.output_type) is not None}
         for instance, output in outputs_of(recorded, types).items():
             self._outputs.put(instance, output)
@@ -635,7 +635,7 @@ class _Repetition:
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._context, ports, agents)
         runner.peers = ReplayedWorkers(self.journal, runner)
-        predicates = RepeatedPredicates(self._planned.units, self._outputs.get)
+        predicates = RecordedPredicates(self._planned.units, self._outputs.get)
         try:
             for step in steps_of(self._planned.plan, self._facts, self._outputs):
                 if isinstance(step, AskedQuestion):

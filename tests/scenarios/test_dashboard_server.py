@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ensemble_ray import Ensemble, EnsembleError, EnsembleListener, TaskStartEvent, WebDashboard
-from ensemble_ray.ports import EnteredRun
+from ensemble_ray.ports import DashboardRun
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, task
 from tests.scenarios.pages import kinds, opened, url_of
@@ -55,7 +55,7 @@ def test_a_dashboard_of_runs_at_the_same_time() -> None:
         )
         return ensemble.run(runtime="inline", run_id=f"run-{number}").raw
 
-    dashboard.enter_run(EnteredRun(run_id="long"))  # of a run that goes on all the while
+    dashboard.enter_run(DashboardRun(run_id="long"))  # of a run that goes on all the while
     with opened(dashboard) as page, ThreadPoolExecutor(4) as pool:
         assert list(pool.map(run, range(4))) == ["done"] * 4
         told = [each for _ in range(4) for each in page.until_end()]
@@ -90,7 +90,7 @@ def test_a_start_by_hand_while_a_run_goes_on() -> None:
     dashboard = WebDashboard.on_port(0)
     with dashboard:
         pass
-    dashboard.enter_run(EnteredRun(run_id="long"))
+    dashboard.enter_run(DashboardRun(run_id="long"))
     dashboard.start()
     dashboard.leave_run()
     assert dashboard.is_running

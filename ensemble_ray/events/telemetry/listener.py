@@ -86,7 +86,7 @@ class OpenTelemetryListener(EnsembleListener):
             raise ValidationError(
                 f"A variable OTEL_* is wrong: {message_of(error).rstrip('.')}. What to do: correct it, or unset it"
             ) from error
-        self._figures = None if self._is_off or self._meters is None else sdk.Figures(self._meters)
+        self._figures = None if self._is_off or self._meters is None else sdk.Histograms(self._meters)
         #: of running runs, by run id
         self._units: dict[str, UnitTimes] = {}
         self._lock = new_lock()

@@ -273,7 +273,7 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * _US) * _NS_PER_US
 
 
-class Figures:
+class Histograms:
     """The histograms of the conventions: tokens and durations of model calls (S-INT-35)."""
 
     def __init__(self, provider: MeterProvider) -> None:

@@ -21,7 +21,7 @@ from ensemble_ray.record.units import EndedUnits
 from ensemble_ray.runs.coordinator import RunBackgroundTasks, RunJournal, TaskReporter
 from ensemble_ray.runs.map_reduce.orders import OrderMaker, PreparedLoop
 from ensemble_ray.runs.map_reduce.outputs import MapReduceFailure
-from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.outputs import InMemoryOutputs
 from ensemble_ray.runs.unit_evaluations import (
     LocalPredicates,
     UnitEvaluations,
@@ -112,7 +112,7 @@ class _Running:
     prepared: PreparedLoop
     source: PlanSource
     evaluations: UnitEvaluations
-    outputs: HeldOutputs[TaskOutput]
+    outputs: InMemoryOutputs[TaskOutput]
     #: recorded answers that are still unused
     verdicts: dict[Question, Evaluated]
     orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
@@ -155,7 +155,7 @@ class ItemLoops:
 
     def begin(self, prepared: PreparedLoop) -> None:
         item, planned = prepared.instance, prepared.ready.planned
-        source, outputs = machine_for(planned.plan), HeldOutputs[TaskOutput]()
+        source, outputs = machine_for(planned.plan), InMemoryOutputs[TaskOutput]()
         unit = planned.plan.units[0]
 
         def announce(what: IterationEnded | StepEnded, given: Sequence[TaskOutput]) -> None:

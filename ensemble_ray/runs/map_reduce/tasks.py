@@ -22,7 +22,7 @@ from ensemble_ray.facts.runs import ExitRecorded, ItemOutputRecorded, ItemsRecor
 from ensemble_ray.ports import EventSink
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.identity.map_reduce import map_key
-from ensemble_ray.runs.coordinator import Opening, RunBackgroundTasks, RunJournal, TaskReporter, as_error
+from ensemble_ray.runs.coordinator import InitialStep, RunBackgroundTasks, RunJournal, TaskReporter, as_error
 from ensemble_ray.runs.map_reduce.item_loops import ItemLoops, LoopEnd
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemResultWriter
 from ensemble_ray.runs.map_reduce.orders import (
@@ -123,13 +123,13 @@ class MapReduceTasks:
 
     # The run.
 
-    async def open(self, source: Source, reporter: TaskReporter) -> Opening:
+    async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         del source  # it handles recorded tasks like others
         self._reporter = reporter
         self._background = RunBackgroundTasks(reporter.break_off)
         self._loops.open(reporter, self._finish_loop)
         self._started_at = self._journal.now()
-        return Opening(stimuli=[Begun(at=self._started_at)])
+        return InitialStep(stimuli=[Begun(at=self._started_at)])
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
         """Return the ends of loops; all other stimuli follow from other facts."""

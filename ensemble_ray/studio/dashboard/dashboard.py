@@ -29,7 +29,7 @@ from ensemble_ray.values.value import DurationField, Value
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ensemble_ray.ports import EnteredRun
+    from ensemble_ray.ports import DashboardRun
     from ensemble_ray.studio.dashboard.hub import Control
     from ensemble_ray.studio.http_server import HttpServer
 
@@ -206,7 +206,7 @@ class WebDashboard:
         with self._serving:
             self._stop()
 
-    def enter_run(self, run: EnteredRun) -> None:
+    def enter_run(self, run: DashboardRun) -> None:
         """Count a new run, and start the server if needed; see `Dashboard`."""
         self._shown.add(run)
         with self._lock:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.ports import EnteredRun
+    from ensemble_ray.ports import DashboardRun
     from ensemble_ray.record.stores import GatesOfRun, RecordedRun, RunStore
 
 
@@ -216,7 +216,7 @@ class ShownRuns:
         self._lock = new_lock()
         self._places: dict[str, StoreAddress] = {}
 
-    def add(self, run: EnteredRun) -> None:
+    def add(self, run: DashboardRun) -> None:
         if not run.is_recorded:
             return
         with self._lock:

@@ -14,7 +14,7 @@ from ensemble_ray.facts.runs import PlanRecorded, RecordedError
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
-from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.outputs import InMemoryOutputs
 from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.schedule.plans import plan_of
@@ -114,7 +114,7 @@ class Conducting:
         self.tasks: PlannedTasks = PlannedTasks(
             plan,
             journal,
-            HeldOutputs(),
+            InMemoryOutputs(),
             body_of,
             header=PlanRecorded(workflow=plan.workflow),
             preamble=preamble,

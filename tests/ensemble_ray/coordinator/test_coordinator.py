@@ -13,7 +13,7 @@ from ensemble_ray.execute.orders import Revision, TaskResult
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
-from ensemble_ray.runs.outputs import HeldOutputs, ListedOutputs, OutputStore, SpooledOutputs
+from ensemble_ray.runs.outputs import InMemoryOutputs, ListedOutputs, OutputStore, SpooledOutputs
 from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule.instructions import (
     Cancel,
@@ -63,7 +63,7 @@ class Scripted:
     def __init__(self, answers: dict[type[Stimulus], list[Instruction]]) -> None:
         self.journal = MemoryJournal("run")
         journal = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=ManualClock(start=100.0))
-        self.outputs: HeldOutputs[str] = HeldOutputs()
+        self.outputs: InMemoryOutputs[str] = InMemoryOutputs()
         self.tasks = Asking(
             plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, body_of, header=PlanRecorded()
         )
@@ -164,7 +164,7 @@ class Wide:
         self.clock = ManualClock(start=100.0)
         journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=self.clock)
         plan = plan_of("parallel", dict.fromkeys(self.keys, ()))
-        self.tasks: PlannedTasks = PlannedTasks(plan, journal, HeldOutputs(), body_of, header=PlanRecorded())
+        self.tasks: PlannedTasks = PlannedTasks(plan, journal, InMemoryOutputs(), body_of, header=PlanRecorded())
         self.executor = RecordingExecutor(MemoryJournal("run"))
         self.received: list[tuple[Stimulus, ...]] = []
         self.coordinator = Coordinator(journal, self.tasks)
@@ -250,7 +250,7 @@ async def test_caller_that_leaves_while_it_gathers_is_let_go() -> None:
 # Outputs.
 
 
-@pytest.mark.parametrize("make", [HeldOutputs[bytes], SpooledOutputs])
+@pytest.mark.parametrize("make", [InMemoryOutputs[bytes], SpooledOutputs])
 def test_outputs_are_kept_by_instance(make: Callable[[], OutputStore]) -> None:
     """S-SET-20: they are given in whatever order is asked for, the last one of an instance counts."""
     store = make()

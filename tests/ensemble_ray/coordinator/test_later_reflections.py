@@ -7,8 +7,8 @@ from dataclasses import replace
 from ensemble_ray import Plan
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.plan import PhaseUnit
-from ensemble_ray.runs.outputs import HeldOutputs
-from ensemble_ray.runs.planned_tasks import LaterReflections
+from ensemble_ray.runs.outputs import InMemoryOutputs
+from ensemble_ray.runs.planned_tasks import DeferredReflections
 from ensemble_ray.schedule.instructions import ReflectOn, Start
 from ensemble_ray.values.ids import node_key, reflected_instance, reflecting_instance
 
@@ -32,12 +32,12 @@ def ended(instance: str) -> TaskResult[str, object]:  # type: ignore[type-var]  
 
 def test_only_the_accepted_attempt_is_reflected_on() -> None:
     """S-REFL-19: those of its tasks that say so, each once; its loops' iterations one after the other."""
-    later: LaterReflections = LaterReflections(PLAN)
+    later: DeferredReflections = DeferredReflections(PLAN)
     completed = [
         *("phase:p#0/a#0", "phase:p#1/a#0", "phase:p#1/b#0", "phase:p#1/loop:l#0/c#0", "phase:p#1/loop:l#1/c#0"),
         *("phase:p#1/check#0", "phase:p#11/a#0", "phase:p#1/a#0"),
     ]
-    outputs: HeldOutputs[str] = HeldOutputs(lambda _, body: body.decode())
+    outputs: InMemoryOutputs[str] = InMemoryOutputs(lambda _, body: body.decode())
     for each in completed:
         outputs.put(each, f"text of {each}")
     orders = later.begin(SECOND, completed, order, outputs)  # type: ignore[arg-type]  orders of texts
@@ -54,8 +54,8 @@ def test_only_the_accepted_attempt_is_reflected_on() -> None:
 
 def test_the_next_one_of_a_task_follows_the_first() -> None:
     """S-REFL-19: each builds on the one before."""
-    later: LaterReflections = LaterReflections(PLAN)
-    outputs: HeldOutputs[str] = HeldOutputs(lambda _, body: body.decode())
+    later: DeferredReflections = DeferredReflections(PLAN)
+    outputs: InMemoryOutputs[str] = InMemoryOutputs(lambda _, body: body.decode())
     completed = [f"phase:p#1/loop:l#{number}/c#0" for number in range(3)]
     for each in completed:
         outputs.put(each, "x")
@@ -67,8 +67,8 @@ def test_the_next_one_of_a_task_follows_the_first() -> None:
 
 def test_an_attempt_without_outputs_needs_no_orders() -> None:
     """S-REFL-19: as where the run was ending."""
-    later: LaterReflections = LaterReflections(PLAN)
-    assert later.begin(SECOND, (), order, HeldOutputs(lambda _, body: body.decode())) == []  # type: ignore[arg-type]  as above
+    later: DeferredReflections = DeferredReflections(PLAN)
+    assert later.begin(SECOND, (), order, InMemoryOutputs(lambda _, body: body.decode())) == []  # type: ignore[arg-type]  as above
 
 
 def test_instances_of_reflections_lead_back() -> None:

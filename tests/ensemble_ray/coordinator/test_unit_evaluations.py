@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray import IllegalStateError
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart, TaskFailure
 from ensemble_ray.plan.plan import LoopUnit
-from ensemble_ray.runs.outputs import HeldOutputs
+from ensemble_ray.runs.outputs import InMemoryOutputs
 from ensemble_ray.runs.unit_evaluations import UnitEvaluations, UnitPorts
 from ensemble_ray.schedule.instructions import (
     EdgeMatches,
@@ -83,7 +83,7 @@ class Run:
 
     def __init__(self, asked: Asked, *, memory: Memory | None = None, **fields: object) -> None:
         self.nest = Nest(plan=nested({}, loop("refine", "x", **fields), loop("next", "y")))
-        self.outputs: HeldOutputs[str] = HeldOutputs()
+        self.outputs: InMemoryOutputs[str] = InMemoryOutputs()
         self.told: asyncio.Queue[Stimulus] = asyncio.Queue()
         self.broken: asyncio.Queue[BaseException] = asyncio.Queue()
         self.announced: list[tuple[str, ...]] = []
@@ -107,11 +107,11 @@ class Run:
         self.outputs.put(instance, f"of {instance}")
         self.nest.complete(instance)
 
-    def foresee(self, agent: str = "beside") -> FollowingQuestions[str] | None:
+    def questions_after(self, agent: str = "beside") -> FollowingQuestions[str] | None:
         """What the process of the task that runs is to ask."""
         (start,) = self.nest.source.list_unanswered()
         assert isinstance(start, Start)
-        return self.units.foresee(start, agent)
+        return self.units.questions_after(start, agent)
 
     async def answer(self, question: Question) -> Stimulus:
         """Ask, tell the source the answer, and return it."""
@@ -151,12 +151,12 @@ async def test_verdict_that_came_with_the_task_is_not_asked_for() -> None:
     """S-LOOP-189: the order says what will be asked, with what is new; the source is told when it asks."""
     asked = Asked([True])
     run = Run(asked)
-    assert run.foresee() == FollowingQuestions(questions=(until(1),), sent_count=0, new=(part(),))
+    assert run.questions_after() == FollowingQuestions(questions=(until(1),), sent_count=0, new=(part(),))
     first = f"{UNIT}#0/x#0"
     run.units.keep_verdicts(first, [False])
     run.complete(first)
     assert await run.answer(until(1)) == Evaluated(at=7.0, question=until(1), answer=False)
-    assert run.foresee() == FollowingQuestions(questions=(until(2),), sent_count=1, new=(part(),))
+    assert run.questions_after() == FollowingQuestions(questions=(until(2),), sent_count=1, new=(part(),))
     run.units.keep_verdicts(f"{UNIT}#1/x#0", [])  # it took longer
     run.complete(f"{UNIT}#1/x#0")
     assert await run.answer(until(2)) == Evaluated(at=7.0, question=until(2), answer=True)
@@ -170,14 +170,14 @@ async def test_order_has_all_that_the_predicates_were_not_sent() -> None:
         run.complete(f"{UNIT}#{number}/x#0")
         run.nest.handle(Evaluated(at=1.0, question=until(number + 1), answer=False))
     earlier = [part(f"of {UNIT}#{number}/x#0") for number in range(2)]
-    assert run.foresee() == FollowingQuestions(questions=(until(3),), sent_count=0, new=(*earlier, part()))
+    assert run.questions_after() == FollowingQuestions(questions=(until(3),), sent_count=0, new=(*earlier, part()))
 
 
 async def test_nothing_is_foreseen_when_the_predicates_live_elsewhere() -> None:
     """S-LOOP-189: they are asked by a message of their own."""
     asked = Asked([False])
     run = Run(asked)
-    assert run.foresee("elsewhere") is None
+    assert run.questions_after("elsewhere") is None
     run.units.keep_verdicts(f"{UNIT}#0/x#0", [])
     run.complete(f"{UNIT}#0/x#0")
     await run.answer(until(1))
@@ -187,7 +187,7 @@ async def test_nothing_is_foreseen_when_the_predicates_live_elsewhere() -> None:
 async def test_what_a_predicate_raised_with_the_task_is_kept_when_the_source_asks() -> None:
     """S-LOOP-189, S-LOOP-53: the failure of the unit, as from a message of its own."""
     run = Run(Asked([]))
-    run.foresee()
+    run.questions_after()
     run.units.keep_verdicts(f"{UNIT}#0/x#0", [EvaluationFailed.of(LookupError("gone"))])
     run.complete(f"{UNIT}#0/x#0")
     assert not run.units.raised

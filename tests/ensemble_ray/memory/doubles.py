@@ -1,4 +1,4 @@
-"""Embeddings that tests can foresee."""
+"""Embeddings that tests can questions_after."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.journal import in_json_form, plain_data
 from ensemble_ray.record.resume.planned import PlannedResumeReader
 from ensemble_ray.record.trace import fold_output, fold_trace
-from ensemble_ray.runs.outputs import HeldOutputs, recall_output
+from ensemble_ray.runs.outputs import InMemoryOutputs, recall_output
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.ids import node_key
@@ -44,7 +44,7 @@ class Kept:
     def __init__(self, types: Mapping[str, type[object]] | None = None) -> None:
         self.loaded: list[str] = []
         self._types = types or {}
-        self._outputs = HeldOutputs(self._load)
+        self._outputs = InMemoryOutputs(self._load)
 
     def _load(self, instance: str, body: bytes) -> TaskOutput:
         self.loaded.append(instance)
@@ -52,7 +52,7 @@ class Kept:
 
     def keep(self, instance: str, given: OutputRecorded) -> None:
         """Keep one as it passes by."""
-        self._outputs.keep_recorded(instance, json.dumps(plain_data({"output": given.output})["output"]).encode())
+        self._outputs.stage(instance, json.dumps(plain_data({"output": given.output})["output"]).encode())
 
     def output(self, instance: str) -> TaskOutput:
         """Return one."""

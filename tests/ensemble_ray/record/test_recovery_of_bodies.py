@@ -17,7 +17,7 @@ from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal, in_json_form
 from ensemble_ray.record.resume.planned import PlannedResumeReader, read_planned
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
-from ensemble_ray.runs.outputs import HeldOutputs, SpooledOutputs, recall_output
+from ensemble_ray.runs.outputs import InMemoryOutputs, SpooledOutputs, recall_output
 from ensemble_ray.runs.planned_tasks import PlannedTasks
 from ensemble_ray.schedule.instructions import Start
 from ensemble_ray.schedule.stimuli import Completed, encode_stimulus
@@ -90,7 +90,7 @@ async def test_bodies_are_not_kept_in_memory_when_a_run_is_read_that_goes_on() -
     recovery = await read_planned(
         store,  # type: ignore[arg-type]  of a store it reads pages alone
         "run-1",
-        lambda instance, given: outputs.keep_recorded(instance, str(given.output_data()["raw"]).encode()),
+        lambda instance, given: outputs.stage(instance, str(given.output_data()["raw"]).encode()),
     )
     assert store.most <= 1
     assert store.asked == [None]
@@ -106,9 +106,9 @@ async def test_recorded_outputs_are_made_objects_when_a_task_asks_for_them() -> 
         loaded.append(instance)
         return body.decode()
 
-    outputs: HeldOutputs[str] = HeldOutputs(load)
+    outputs: InMemoryOutputs[str] = InMemoryOutputs(load)
     recovery = PlannedResumeReader.of(
-        interrupted(), lambda instance, _given: outputs.keep_recorded(instance, f"output of {instance}".encode())
+        interrupted(), lambda instance, _given: outputs.stage(instance, f"output of {instance}".encode())
     )
     plan = plan_of("parallel", {**dict.fromkeys(TASKS, ()), "last": ("t3", "t5")})
     memory = MemoryJournal("run")
@@ -186,7 +186,12 @@ async def test_text_is_told_of_tasks_alone_whose_order_asks_for_it() -> None:
     )
     journal = RunJournal(run_id="run", epoch=1, journal=MemoryJournal("run"), clock=ManualClock(start=200.0))
     tasks: PlannedTasks = PlannedTasks(
-        plan_of("parallel", {"a": (), "b": ()}), journal, HeldOutputs(), body_of, header=PlanRecorded(), resumed=resumed
+        plan_of("parallel", {"a": (), "b": ()}),
+        journal,
+        InMemoryOutputs(),
+        body_of,
+        header=PlanRecorded(),
+        resumed=resumed,
     )
     told = [*tasks.look_up(Start(instance="a#0", wants_text=True)), *tasks.look_up(Start(instance="b#0"))]
     assert [each.text for each in told if isinstance(each, Completed)] == ["APPROVE", None]
