@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from math import isfinite
 from typing import Any, cast
 from urllib.parse import unquote, unquote_plus, urlencode, urlsplit
@@ -199,6 +200,7 @@ _PROVIDERS = {
 }
 
 
+@lru_cache(maxsize=256)
 def shown_url(url: str) -> str:
     """Return scheme, host, port and path of a URL, or the part of another text without user and query (S-SEC-67)."""
     parts = None
@@ -223,6 +225,7 @@ def flaw_of(url: str) -> str:
     return "" if parts.hostname else "is no URL: it names no host"
 
 
+@lru_cache(maxsize=256)
 def provider_of(url: str) -> str:
     """Return OpenTelemetry's name of the provider at a URL, or the host; empty if the URL has no host.
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast, get_args
 
 from pydantic import SecretStr
@@ -130,6 +130,8 @@ class OpenAIChatModel:
         # failure (S-LLM-24).
         client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
         self._sdk = None if self._client_options is None else SdkClients({**client, "max_retries": 0})
+        #: the last endpoint, with the URL and the key for which it was made
+        self._made: tuple[str, str, Endpoint] | None = None
 
     @property
     def model(self) -> str:
@@ -174,10 +176,7 @@ class OpenAIChatModel:
     @property
     def endpoint_id(self) -> str:
         """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker."""
-        origin = CallOrigin(url=self.base_url, model=self._model, key="", timeout_s=0)
-        key = self._key()
-        fingerprint = f" key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else ""
-        return f"{origin.endpoint.rstrip('/')} {self._model}{fingerprint}"
+        return _endpoint_id(self.base_url, self._model, self._key())
 
     @property
     def request_options(self) -> Mapping[str, object]:
@@ -223,6 +222,8 @@ class OpenAIChatModel:
     def _endpoint(self) -> Endpoint:
         base_url = self.base_url
         key = self._key()
+        if (made := self._made) is not None and made[:2] == (base_url, key):
+            return made[2]
         # A client with options may have another identity, which the package checks.
         if not key and base_url == _DEFAULT_BASE_URL and self._client_options is None:
             raise ValidationError(
@@ -248,6 +249,7 @@ class OpenAIChatModel:
             system_role=self._system_role,
         )
         if self._sdk is None:
+            self._made = (base_url, key, endpoint)
             return endpoint
         return replace(endpoint, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
 
@@ -319,6 +321,13 @@ class OpenAIChatModel:
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
         return f"OpenAIChatModel({', '.join(shown)})"
+
+
+@lru_cache(maxsize=256)
+def _endpoint_id(base_url: str, model: str, key: str) -> str:
+    origin = CallOrigin(url=base_url, model=model, key="", timeout_s=0)
+    fingerprint = f" key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else ""
+    return f"{origin.endpoint.rstrip('/')} {model}{fingerprint}"
 
 
 def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:

@@ -76,6 +76,14 @@ class Endpoint:
     transport: Transport = lean_transport
     #: role of system messages; None: the first refusal decides
     system_role: SystemRole | None = None
+    origin: CallOrigin = field(init=False)
+    #: endpoint and model, in the form of `ProviderFields.origin`
+    sender: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        origin = CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
+        object.__setattr__(self, "origin", origin)
+        object.__setattr__(self, "sender", f"{origin.endpoint} {self.model}")
 
     async def complete(self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None) -> ChatResponse:
         """Return the whole answer, or raise an `openai.APIError`. `encode` returns the body, with messages under roles."""
@@ -135,15 +143,6 @@ class Endpoint:
             else:
                 return
         raise error
-
-    @property
-    def origin(self) -> CallOrigin:
-        return CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
-
-    @property
-    def sender(self) -> str:
-        """Endpoint and model, in the form of `ProviderFields.origin`."""
-        return f"{self.origin.endpoint} {self.model}"
 
     def _sent_headers(self) -> Mapping[str, str]:
         """Add the id of the effect (S-DUR-27) and its span (S-INT-37), unless the user has set these headers."""
