@@ -107,6 +107,7 @@ class RayRuntime:
         track(self)
 
     def after_fork(self) -> None:
+        """Drop the connections in a forked child: they belong to the parent."""
         abandon(self._schedulers, self._connecting)
         self._schedulers = self._connecting = None
 

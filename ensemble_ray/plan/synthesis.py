@@ -136,9 +136,7 @@ class _LlmSynthesizer(AgentSynthesizer):
             raise
         except USER_ERRORS as error:
             raise AgentExecutionError(agent_failure(SYNTHESIZED, error), SYNTHESIZED, task.description) from error
-        text = (response.text or "") if isinstance(response, ChatResponse) else ""
-        found = find_json(whole_json(text), _OBJECT_START)  # without fences and words around it
-        answer = {} if found is None else cast("Mapping[str, object]", found.value)
+        answer = _json_object((response.text or "") if isinstance(response, ChatResponse) else "")
         values = (answer.get(name) for name in ("role", "goal", "backstory"))
         role, goal, background = (value.strip() if isinstance(value, str) else "" for value in values)
         if not role or not goal:
@@ -258,12 +256,21 @@ async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Ag
 
 
 def _from_template(task: Task, model: ChatModel) -> Agent:
-    role = "Agent"
-    # A word may be megabytes long, so only its first characters are read.
-    for word in task.description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
-        characters = filter(str.isalpha, word.lower())
-        if (found := _ROLES.get("".join(islice(characters, _LONGEST_VERB + 1)))) is not None:
-            role = found
-            break
+    role = _role_of(task.description)
     background = f"You have worked as an expert {role} for many years."
     return Agent(role=role, goal=task.description, background=background, llm=model)
+
+
+def _role_of(description: str) -> str:
+    # A word may be megabytes long, so only its first characters are read.
+    for word in description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
+        characters = filter(str.isalpha, word.lower())
+        if (found := _ROLES.get("".join(islice(characters, _LONGEST_VERB + 1)))) is not None:
+            return found
+    return "Agent"
+
+
+def _json_object(text: str) -> Mapping[str, object]:
+    """Return the first JSON object in a text, without fences and words around it; {} if there is none."""
+    found = find_json(whole_json(text), _OBJECT_START)
+    return {} if found is None else cast("Mapping[str, object]", found.value)

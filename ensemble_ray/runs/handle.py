@@ -31,8 +31,8 @@ from ensemble_ray.runs.launching import (
     ResumeState,
     RunEvents,
     RunScope,
-    RunSummary,
     TracedRun,
+    WorkSummary,
     exit_reason_of,
     name_of,
     show_run,
@@ -345,7 +345,7 @@ class Run:
         finally:
             self._launcher.close()
 
-    def _describe(self, prepared: RunSummary, mode: CaptureMode) -> RunResultHead:
+    def _describe(self, prepared: WorkSummary, mode: CaptureMode) -> RunResultHead:
         """Return the run's description for traces; a listener may have set the trace id meanwhile."""
         return RunResultHead(
             run_id=self.id,
@@ -380,7 +380,7 @@ class Run:
             traceparent=self._traced.traceparent,
         )
 
-    def _announce(self, prepared: RunSummary, header: PlanRecorded) -> None:
+    def _announce(self, prepared: WorkSummary, header: PlanRecorded) -> None:
         """Log that the run has started. A ValidationError: its definition is not the recorded one (S-DUR-36)."""
         resumption = self._scope.resumption
         if resumption is not None and not resumption.allows_changes:

@@ -102,7 +102,7 @@ class RunScope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class WorkSummary:
     """The prepared work, described for users and traces."""
 
     workflow: str
@@ -138,7 +138,7 @@ class Launcher(Protocol):
         """Whether the runtime has received the work."""
         ...
 
-    async def prepare(self, scope: RunScope) -> RunSummary | ExitReason:
+    async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
         """Prepare the work; return the reason of an early end if the run was cancelled or has spent its budget."""
         ...
 

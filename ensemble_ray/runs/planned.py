@@ -55,7 +55,7 @@ from ensemble_ray.record.resume.reading import KeepOutput, read_answers, read_re
 from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.record.units import EndedUnits
-from ensemble_ray.runs.launching import RunConclusion, RunScope, RunSummary, check_context_budgets, request_of
+from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, check_context_budgets, request_of
 from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun
 from ensemble_ray.schedule.hierarchy import violations_of
@@ -204,7 +204,7 @@ class PlannedLauncher:
     def has_begun(self) -> bool:
         return self._submitted is not None
 
-    async def prepare(self, scope: RunScope) -> RunSummary | ExitReason:
+    async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
         """Create the plan, with agents for the tasks that name none."""
         resolved = check(self.definition, self._inputs)
         agents = await self._synthesize(scope, resolved)
@@ -214,7 +214,7 @@ class PlannedLauncher:
         self._planned = plan_run(self.definition, resolved, agents, prompts)
         check_context_budgets(self.definition, self._planned)
         plan = self._planned.plan
-        return RunSummary(
+        return WorkSummary(
             workflow=plan.shown_workflow,
             inputs=dict(plan.inputs),
             total_tasks=len(plan.nodes),

@@ -110,7 +110,7 @@ def _keep(file: Path) -> None:
 
     # No driver of its own, nobody who reads logs, nobody who adds nodes, and nobody who looks at a page, as in a local instance.
     head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    with _leave_out(["start_api_server"]), _adapt_raylet(has_dashboard=False):
+    with _leave_out(has_log_monitor=True), _adapt_raylet(has_dashboard=False):
         cluster = LocalCluster(initialize_head=True, head_node_args=head)
         _write(file, address=cluster.address)
         node: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 from psycopg import sql
@@ -38,7 +39,7 @@ def stranger(postgres: PostgresServer, url: str) -> Iterator[str]:
 
 def _found() -> Finding:
     (finding,) = check_store()
-    assert SECRET not in str(finding.to_dict())
+    assert SECRET not in str(asdict(finding))
     return finding
 
 

@@ -34,7 +34,7 @@ from ensemble_ray.record.result import RunResultHead, assemble
 from ensemble_ray.record.stores import OwnedRun
 from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import RunConclusion, RunScope, RunSummary, request_of
+from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, request_of
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter, ItemStream
 from ensemble_ray.runs.map_reduce.orders import (
     DefinitionFactories,
@@ -103,7 +103,7 @@ class MapReduceLauncher:
     def has_begun(self) -> bool:
         return self._journal is not None
 
-    async def prepare(self, scope: RunScope) -> RunSummary | ExitReason:
+    async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
         del scope
         if self.definition.is_detached:
             raise ValidationError(
@@ -111,7 +111,7 @@ class MapReduceLauncher:
                 "own program handles the gates. Leave out review_wait, and set a review_handler"
             )
         definition, count = self.definition, self.definition.item_source.count
-        return RunSummary(
+        return WorkSummary(
             workflow=definition.shown_workflow,
             inputs=self._inputs,
             total_tasks=count or 0,
