@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import importlib
 import importlib.metadata
 import json
 import platform
@@ -17,19 +18,16 @@ import resource
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.children import ROOT, clean_environment, start_child
+from benchmarks.harness import scenarios_named
 from benchmarks.report import verdict
+from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Round, Setting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["BASELINE", "Figures", "compare", "main", "versions"]
 
@@ -38,22 +36,13 @@ BASELINE = ROOT / "benchmarks" / "baseline.json"
 _ALLOWED = 0.03
 #: Packages whose version changes the number of calls.
 _PACKAGES = ("aiohttp", "pydantic", "yarl", "multidict")
-#: By name: the sizes of both runs, and arguments of the model server.
-_KINDS: Mapping[str, tuple[int, int, tuple[str, ...]]] = {
-    "chain": (20, 60, ()),
-    "tool loop": (5, 20, ("--tool-turns", "{size}", "--tool-arguments", '{{"number": 7}}')),
-    "manager": (
-        5,
-        15,
-        (
-            "--tool-turns",
-            "{size}",
-            "--tool-arguments",
-            '{{"agent_role": "Worker", "task_description": "Do your part"}}',
-        ),
-    ),
-    "fan-out": (100, 300, ()),
-    "map": (100, 300, ()),
+#: By name: the scenario, and the sizes of both runs.
+_KINDS: Mapping[str, tuple[str, int, int]] = {
+    "chain": ("chain", 20, 60),
+    "tool loop": ("tool-loop", 5, 20),
+    "manager": ("manager", 5, 15),
+    "fan-out": ("fan-out-0ms", 100, 300),
+    "map": ("map-10k-0ms", 100, 300),
 }
 _UNITS = {"tool loop": "tool call", "manager": "delegation"}
 #: By name of the figure.
@@ -123,8 +112,9 @@ def _print(found: Figures, baseline: Figures, rows: Mapping[str, bool]) -> None:
 
 
 def _figures_of(kind: str) -> Figures:
-    small, large, server = _KINDS[kind]
-    first, second = (_counted(kind, size, server) for size in (small, large))
+    name, small, large = _KINDS[kind]
+    (scenario,) = scenarios_named([name], SCENARIOS)
+    first, second = (_counted(scenario, size) for size in (small, large))
     each = {name: (second[name] - first[name]) / (large - small) for name in first}
     once = {name: first[name] - small * each[name] for name in first}
     return {
@@ -133,15 +123,17 @@ def _figures_of(kind: str) -> Figures:
     } | ({f"{kind}: own calls at its beginning and end": once["own"]} if kind == "chain" else {})
 
 
-def _counted(kind: str, size: int, server_arguments: Sequence[str]) -> Figures:
+def _counted(scenario: Scenario, size: int) -> Figures:
     """Count one run of a size in a fresh process."""
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-") as home:
         environment = clean_environment(Path(home))
         command = ["-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", "--text", "A short answer."]
-        server = start_child([*command, *(each.format(size=size) for each in server_arguments)], environment)
+        server = start_child([*command, *(each.format(size=size) for each in scenario.server)], environment)
         with (
             server as model,
-            start_child(["-m", "benchmarks.counts", kind, str(size), model.line()], environment) as run,
+            start_child(
+                ["-m", "benchmarks.counts", scenario.variants["inline-recorded"], str(size), model.line()], environment
+            ) as run,
         ):
             figures: Figures = json.loads(run.line())
     return figures
@@ -161,21 +153,15 @@ def _import_figures() -> Figures:
     }
 
 
-def _run_counted(kind: str, size: int, url: str) -> Figures:
+def _run_counted(job: str, size: int, url: str) -> Figures:
     """Count what happens on the library's loop in a recorded run that is not the first."""
-    from benchmarks.jobs import chain, fan_out, manager, mapping, tool_loop
     from ensemble_ray.process.concurrency import run_blocking
     from ensemble_ray.record.sqlite import journal
 
     # Which thread commits depends on the speed of the disk: here it is never the loop's.
     journal._SHORT_S = 0.0  # noqa: SLF001
-    jobs: dict[str, Callable[[Setting], AbstractContextManager[Round]]] = {
-        "chain": chain.team,
-        "tool loop": tool_loop.team,
-        "manager": manager.team,
-        "fan-out": fan_out.team,
-        "map": mapping.team,
-    }
+    module, _, name = job.partition(":")
+    make = getattr(importlib.import_module(f"benchmarks.jobs.{module}"), name)
 
     async def switch(profile: cProfile.Profile, *, on: bool) -> None:  # a profile counts the thread that enables it
         (profile.enable if on else profile.disable)()
@@ -195,7 +181,7 @@ def _run_counted(kind: str, size: int, url: str) -> Figures:
         return counts
 
     setting = Setting(url=url, runtime="inline", size=size, durability="effects", extra={"slots": 50})
-    with jobs[kind](setting) as one_round:
+    with make(setting) as one_round:
         one_round()
         # A busy machine adds some rounds of the event loop and switches of threads: the smallest figure is the code's.
         found = [counted(one_round) for _ in range(3)]

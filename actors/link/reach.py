@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
@@ -18,8 +17,6 @@ from ensemble_ray.record.stores import resume_advice
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: The same without an end; the last pause is repeated.
 _PATIENT_PAUSES_S = (0.1, 0.5, 1.0)
-#: Allocations before a collection of the youngest generation; Python's default is 700.
-_YOUNGEST = 20_000
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
 Entry = TypeVar("Entry")
@@ -152,10 +149,3 @@ class BatchSender(Generic[Entry]):
 def living_nodes() -> list[dict[str, Any]]:
     """Return the living nodes of the cluster as Ray describes them. It blocks."""
     return [node for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)()) if node["Alive"]]
-
-
-def freeze_modules() -> None:
-    """Exclude all existing objects from garbage collection. Call it once, when the process has its modules."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNGEST, 20, 20)

@@ -21,7 +21,7 @@ import ray.exceptions
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.packing import pack, pack_recorded, unpack
-from ensemble_ray.actors.link.reach import BackgroundTasks, freeze_modules, living_nodes, patiently, reach, refuse
+from ensemble_ray.actors.link.reach import BackgroundTasks, living_nodes, patiently, reach, refuse
 from ensemble_ray.actors.link.wire import LineService, SessionOpening, Submission, WireOutcome, WireResult
 from ensemble_ray.actors.scheduler.cluster_nodes import ClusterNodes, check_requirements
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun, SessionService
@@ -33,6 +33,7 @@ from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate
+from ensemble_ray.process.collector import freeze_modules
 from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger

@@ -23,7 +23,7 @@ from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.link.journal import open_journal
 from ensemble_ray.actors.link.limiter import RemoteLimiter, remote_memory, remote_reflections, shared_spending
 from ensemble_ray.actors.link.packing import pack, unpack
-from ensemble_ray.actors.link.reach import freeze_modules, refuse
+from ensemble_ray.actors.link.reach import refuse
 from ensemble_ray.actors.link.wire import Binding, Dispatch, RecordLocation, WireOrder, WireResult
 from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
@@ -43,6 +43,7 @@ from ensemble_ray.execute.scope import Callables
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
 from ensemble_ray.llm.limits.limiter import LeasingLimiter
 from ensemble_ray.ports import Limiter, Services
+from ensemble_ray.process.collector import freeze_modules
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.tools import cpu
 from ensemble_ray.tools.user_code import NoOpToolMetrics

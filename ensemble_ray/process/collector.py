@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector while runs are active."""
+"""Settings of Python's garbage collector, in processes of ours and while runs are active."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ def freeze_modules() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNGEST, 20, 20)
-
-
-# The process of a program is not frozen: its own garbage from before a run would stay until the end of the program.
 
 
 class _ActiveRuns:
@@ -54,7 +51,10 @@ _active_runs = _ActiveRuns()
 
 @contextmanager
 def collecting_less() -> Generator[None]:
-    """Collect garbage less often in the block, which is a run of this process; nests."""
+    """Collect garbage less often while a run of this process is active; runs may overlap.
+
+    Nothing is frozen: garbage that the program made before the run would stay until its end.
+    """
     _active_runs.enter()
     try:
         yield
