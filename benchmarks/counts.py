@@ -159,7 +159,7 @@ def _run_counted(job: str, size: int, url: str) -> Figures:
     from ensemble_ray.record.sqlite import journal
 
     # Which thread commits depends on the speed of the disk: here it is never the loop's.
-    journal._SHORT_S = 0.0  # noqa: SLF001
+    journal.SHORT_S = 0.0
     module, _, name = job.partition(":")
     make = getattr(importlib.import_module(f"benchmarks.jobs.{module}"), name)
 

@@ -244,7 +244,7 @@ _BREATH_S = 0.0002
 _TURN_S = 0.05
 #: A commit may run on the event loop's thread if the last one took no longer, s. One takes 0.06 to 0.11 ms on a local
 #: disk; handing it to the writer's thread takes longer than that.
-_SHORT_S = 0.001
+SHORT_S = 0.001
 #: Cached hashes of texts that the file contains. Other texts are inserted again, and the file ignores them.
 _MOST_STORED_BODIES = 10_000
 
@@ -403,7 +403,7 @@ class SqliteJournal:
             and self._file is not None
             and not self._waiting
             and not self._has_committed_here
-            and self._commit_s < _SHORT_S
+            and self._commit_s < SHORT_S
             and self._appended - self._done < _GO
         )
 

@@ -78,7 +78,7 @@ async def test_appending_touches_no_file(tmp_path: Path) -> None:
 
 async def test_runs_share_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are; here no commit is short enough for the loop's thread."""
-    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._SHORT_S", 0.0)
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal.SHORT_S", 0.0)
     seen: list[threading.Thread] = []
     runs = [await SqliteStore(tmp_path).begin(f"run-{number}") for number in range(20)]
     await asyncio.gather(
@@ -94,7 +94,7 @@ async def test_commit_runs_on_the_loop_when_one_caller_waits_and_commits_are_sho
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for the writer's thread would take longer. Further callers share one commit there."""
-    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._SHORT_S", 60.0)
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal.SHORT_S", 60.0)
     seen: list[threading.Thread] = []
     run = await SqliteStore(tmp_path).begin(RUN)
     while threading.current_thread() not in seen:  # the thread opens the file, and may not have finished its round
@@ -120,7 +120,7 @@ async def test_commit_is_left_to_the_thread_when_another_process_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop never waits for another process."""
-    monkeypatch.setattr("ensemble_ray.record.sqlite.journal._SHORT_S", 60.0)
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal.SHORT_S", 60.0)
     run = await SqliteStore(tmp_path).begin(RUN)
     await run.journal.append([fact()], until=Persistence.COMMITTED)
     lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
