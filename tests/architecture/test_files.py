@@ -46,6 +46,14 @@ def test_no_file_names_a_registrys_host_or_a_path_of_one_machine() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+def test_names_of_files_need_no_quotes() -> None:
+    """A script that mistakes a text for a name writes files that nobody sees between the others."""
+    strange = [
+        str(path.relative_to(ROOT)) for path in project_files() if re.search(r"[^\w./@+-]", str(path.relative_to(ROOT)))
+    ]
+    assert strange == []
+
+
 def test_every_test_folder_is_a_package() -> None:
     """Without `__init__.py` a folder `tests/actors` would hide the package `actors`."""
     folders = {path.parent for path in python_files("tests")}
