@@ -30,6 +30,7 @@ _OTHERS = {
     "scale": "benchmarks.scale",
     "check": "benchmarks.counts",
     "endpoint": "benchmarks.endpoint.requests",
+    "million": "benchmarks.million.measure",
     "soak": "benchmarks.endpoint.soak",
     "start-up": "benchmarks.jobs.start_up",
     "scheduler-memory": "benchmarks.jobs.scheduler_memory",
@@ -87,8 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         description="What a run costs beside the bare calls it is made of: ratios to hand-written aiohttp code, "
         "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures. "
         "Other measurements: `python -m benchmarks scale`, what scheduling alone costs, by size; `check`, calls per task beside a "
-        "baseline; `endpoint`, what a request to "
-        "an endpoint costs; `soak`, whether its memory is flat under steady load; `scheduler-memory`, "
+        "baseline; `endpoint`, what a request to an endpoint costs; `million`, a large map-reduce on three hosts; `soak`, whether its memory is flat under steady load; `scheduler-memory`, "
         "what large outputs cost the scheduler; `start-up`, what starting costs, step by step. Each has a `--help`.",
     )
     names = [scenario.name for scenario in SCENARIOS]

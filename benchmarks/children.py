@@ -60,11 +60,13 @@ def clean_environment(home: Path, *, ray_address: str | None = None) -> dict[str
 class Child:
     """A running process that answers line by line."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, command: Sequence[str] = (sys.executable,)
+    ) -> None:
         self._name = " ".join(arguments[:3])
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         self._process = subprocess.Popen(  # noqa: S603  our own interpreter and files
-            [sys.executable, *arguments],
+            [*command, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -74,13 +76,13 @@ class Child:
         )
         self.pid = self._process.pid
 
-    def ask(self, line: str = "") -> str:
-        """Send a line, and give the next one that it prints."""
+    def ask(self, line: str = "", *, deadline_s: float = DEADLINE_S) -> str:
+        """Send a line, and return the next one that it prints."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer will say what happened
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
-        return self.line()
+        return self.line(deadline_s=deadline_s)
 
     def line(self, *, deadline_s: float = DEADLINE_S) -> str:
         """Return the next line that it prints.

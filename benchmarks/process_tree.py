@@ -8,7 +8,16 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Memory", "cpu_seconds", "kill_tree", "memory_by_process", "memory_of", "processes_of", "tree_of"]
+__all__ = [
+    "Memory",
+    "cpu_seconds",
+    "kill_tree",
+    "memory_by_process",
+    "memory_of",
+    "own_cpu_seconds",
+    "processes_of",
+    "tree_of",
+]
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -46,6 +55,12 @@ def cpu_seconds(pid: int) -> float:
         if fields := _stat(member):
             ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
     return ticks / _TICKS_PER_S
+
+
+def own_cpu_seconds(pid: int) -> float | None:
+    """Processor time of one process; None: it has ended."""
+    fields = _stat(pid)
+    return sum(int(field) for field in fields[11:13]) / _TICKS_PER_S if fields else None
 
 
 def memory_of(pid: int) -> Memory:

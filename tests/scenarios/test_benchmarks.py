@@ -19,13 +19,14 @@ from benchmarks.counts import BASELINE, compare, versions
 from benchmarks.harness import Conditions, Measured, WrongCountError, chosen_variants, measure
 from benchmarks.jobs import chain
 from benchmarks.jobs import scale as scale_jobs
+from benchmarks.million.model import REDUCE, ItemCounter
 from benchmarks.process_tree import memory_of
 from benchmarks.report import lines_of, overheads_of
 from benchmarks.rows import OVERHEADS, ROWS, Overhead, Row, Target
 from benchmarks.scale import KINDS, line_of
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Setting
-from ensemble_ray.testing import ModelServer
+from ensemble_ray.testing import ModelServer, ServedRequest
 from tests.processes import own_directory, own_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,3 +309,34 @@ def test_counts_are_compared_with_the_baseline_when_they_are_checked(capsys: pyt
     assert "chain: own calls per task" in told
     assert "import: own modules" in told
     assert set(json.loads(BASELINE.read_text())["versions"]) == set(versions())
+
+
+def test_repeated_requests_and_those_for_recorded_items_are_counted_apart(tmp_path: Path) -> None:
+    """`python -m benchmarks million`: the endpoint counts by item, and leaves out the prompts of reduces."""
+    recorded = tmp_path / "recorded"
+    recorded.write_bytes(bytes(3))
+    counter = ItemCounter()
+    counter.begin(recorded, 3)
+    texts = ("item 0 is", "item 1 is", "item 1 is", f"{REDUCE}: item 0 is")
+    asked = [
+        ServedRequest(
+            "/v1/chat/completions", {}, json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+        )
+        for text in texts
+    ]
+    for request in asked:
+        counter.answer(request)
+    with recorded.open("r+b") as file:
+        file.write(b"\1")
+    counter.answer(asked[0])
+    assert counter.counts() == {"requests": 5, "items": 2, "repeated": 2, "after_record": 1}
+
+
+def test_a_machine_without_network_namespaces_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m benchmarks million` measures nothing there, and says why."""
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    assert main(["million", "--items", "10", "--json", str(tmp_path / "million.json")]) == 1
+    assert "Not measured. Network namespaces need Linux and the program 'ip'" in capsys.readouterr().err
+    assert not (tmp_path / "million.json").exists()

@@ -19,6 +19,7 @@ from ensemble_ray.testing.model_server.server import ModelServer, Script, tool_l
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve in this process until it is stopped; the first line printed is the base URL."""
     parser = argparse.ArgumentParser(prog="python -m ensemble_ray.testing.model_server", description=main.__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 selects a free port")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of every answer")
     parser.add_argument(
@@ -43,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         script = _straggling(chosen.text, median_s=chosen.latency_ms / 1000, sigma=chosen.latency_spread)
         chosen.latency_ms = 0.0
     server = ModelServer(
-        script, latency_s=chosen.latency_ms / 1000, keep_requests=chosen.keep_requests, port=chosen.port
+        script,
+        latency_s=chosen.latency_ms / 1000,
+        keep_requests=chosen.keep_requests,
+        host=chosen.host,
+        port=chosen.port,
     )
 
     def stop_at_end_of_input() -> None:

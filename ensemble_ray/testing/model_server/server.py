@@ -128,6 +128,7 @@ class ModelServer:
             script decides whether to honour or ignore the field.
         keep_requests: Store all requests in `requests`; otherwise the server only counts them.
         embed: Returns the vector of a text, for embedding requests; a callable script may answer them with a `Fault`.
+        host: Address to listen on. There is no encryption, so keep it within a network of yours.
         port: Port to listen on; 0 selects a free port.
 
     Examples:
@@ -147,6 +148,7 @@ class ModelServer:
         rejects_response_format: bool | Fault = False,
         keep_requests: bool = True,
         embed: Embed = count_words,
+        host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self._script = _echo if script is None else script
@@ -157,6 +159,7 @@ class ModelServer:
         self._format_fault = _FORMAT_FAULT if rejects_response_format is True else rejects_response_format or None
         self._keep_requests = keep_requests
         self._embed = embed
+        self._host = host
         self._port = port
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,7 +186,7 @@ class ModelServer:
     @property
     def base_url(self) -> str:
         """The value for `OpenAIChatModel(base_url=...)`."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        return f"http://{self._host}:{self._port}/v1"
 
     @property
     def in_flight(self) -> int:
@@ -235,7 +238,7 @@ class ModelServer:
             return http()
 
         # Fan-outs open a thousand connections at the same time; the default backlog of 100 would make clients retry for a second.
-        server = await self._loop.create_server(accept, "127.0.0.1", self._port, backlog=4096)
+        server = await self._loop.create_server(accept, self._host, self._port, backlog=4096)
         self._port = cast("int", server.sockets[0].getsockname()[1])
         ready()
         try:
