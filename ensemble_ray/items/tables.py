@@ -6,9 +6,11 @@ in batches.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import json
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -243,17 +245,24 @@ def pack_lines(lines: Path, path: Path, names: Sequence[str], key: str | None) -
             for name, kind in types.items()
         ]
     )
-    part = path.with_name(f"{path.name}.part")
+    part = _part_of(path)
     try:
         with parquet.ParquetWriter(part, schema) as writer:
             for rows in _groups(lines, types):
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
         part.replace(path)
-        lines.unlink()
+        lines.unlink(missing_ok=True)
+        for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):  # of processes that were killed
+            left.unlink(missing_ok=True)
     except (arrow.ArrowException, OSError, OverflowError) as error:
         part.unlink(missing_ok=True)
         msg = f"results file '{path}' cannot be written: {message_of(error)}; its rows are in '{lines}'"
         raise RecordError(msg, str(path)) from error
+
+
+def _part_of(path: Path) -> Path:
+    """Return a new name: a process that was frozen while it wrote must not continue in the file of its successor."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
 
 
 def _find_types(lines: Path, names: Sequence[str], key: str | None) -> dict[str, str]:
@@ -304,7 +313,7 @@ def _columns(row: Mapping[str, object], types: Mapping[str, str]) -> dict[str, o
 def unpack_lines(path: Path, lines: Path) -> None:
     """Convert a parquet file back to lines, to append to them. The parquet file is kept."""
     count = parquet_row_count(path, "results file")
-    part = lines.with_name(f"{lines.name}.part")
+    part = _part_of(lines)
     try:
         schema = _arrow("pyarrow.parquet", path).read_schema(path)
         texts = [each.name for each in schema if _is_json(each.metadata or {}, each.name)]

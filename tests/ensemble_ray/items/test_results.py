@@ -3,7 +3,8 @@
 import fcntl
 import json
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +17,10 @@ from pyarrow import parquet
 from pydantic import BaseModel
 
 from ensemble_ray import IllegalStateError, ItemResult, RecordError, TaskMetrics, TaskOutput, ValidationError
+from ensemble_ray.items import tables
 from ensemble_ray.items.line_file import LineFile, index_of_line
 from ensemble_ray.items.results import ResultsFile, RowColumns
+from ensemble_ray.items.tables import pack_lines
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.items.reading import entries_of
 
@@ -143,6 +146,35 @@ async def test_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
             },
         ),
     ]
+    assert _names(tmp_path) == ["out.parquet"]
+
+
+def test_parquet_file_stays_whole_when_two_processes_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-MR-130: a process that was frozen, and lost the run to another one, goes on while that one writes the file."""
+    path, lines = tmp_path / "out.parquet", tmp_path / "lines"
+    lines.write_text("".join(f'{{"index": {index}, "raw": "{index:0500}"}}\n' for index in range(100)))
+    groups, has_opened, goes_on = tables._groups, threading.Event(), threading.Event()
+    stray = threading.Thread(target=pack_lines, args=(lines, path, ("raw",), None), name="stray")
+
+    def in_turn(lines: Path, types: Mapping[str, str]) -> Iterator[list[dict[str, object]]]:
+        (rows,) = groups(lines, types)
+        if threading.current_thread() is stray:
+            has_opened.set()
+            assert goes_on.wait(30)
+            yield rows
+        else:
+            yield rows[:50]
+            stray.start()
+            assert has_opened.wait(30)
+            yield rows[50:]
+
+    monkeypatch.setattr(tables, "_groups", in_turn)
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)  # the stray one may fail
+    pack_lines(lines, path, ("raw",), None)
+    written = [row["index"] for row in parquet.read_table(path).to_pylist()]
+    goes_on.set()
+    stray.join(30)
+    assert written == [row["index"] for row in parquet.read_table(path).to_pylist()] == list(range(100))
     assert _names(tmp_path) == ["out.parquet"]
 
 
