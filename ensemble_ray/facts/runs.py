@@ -36,6 +36,7 @@ from ensemble_ray.facts.fact import (
     written,
 )
 from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.metrics import TaskMetrics
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.reviews import OnTimeoutAction, OpenReview, ReviewAnswer, ReviewRequest, ReviewTiming
 from ensemble_ray.values.task_output import TaskOutput
@@ -64,25 +65,86 @@ class RecordedOutput(NamedTuple):
     tool_call_count: int
 
 
+#: Fields of an output by name, and the names of the same fields in its trace, which is recorded without those that are equal.
+_COMMON: Mapping[str, str] = {
+    "task_description": "task_description", "agent_role": "agent_role", "completed_at": "completed_at",
+    "duration": "duration", "parsed_output": "parsed_output", "metrics": "metrics", "raw": "final_output",
+}  # fmt: skip
+#: Values in JSON form that are not recorded.
+_NO_METRICS: Mapping[str, object] = TaskMetrics.EMPTY.model_dump(mode="json")
+_OUTPUT_DEFAULTS: Mapping[str, object] = {
+    "tool_call_count": 0,
+    "parsed_output": None,
+    "output_type": None,
+    "trace": None,
+}
+_TRACE_DEFAULTS: Mapping[str, object] = {
+    "prompts": None, "llm_interactions": [], "delegations": [], "node_type": None, "map_reduce_level": None, "metadata": {},
+}  # fmt: skip
+
+
+def short_output(output: TaskOutput | Mapping[str, object]) -> object:
+    """Return what the record contains of an output: no defaults, and no text twice. `whole_output` is the inverse."""
+    if not isinstance(output, TaskOutput):
+        return output
+    common = {
+        inside
+        for name, inside in _COMMON.items()
+        if _is_same(getattr(output, name), getattr(output.trace, inside, None))
+    }
+    try:
+        data = output.model_dump(mode="json", exclude={"trace": common} if common else None)
+    except ValueError:  # such as half of a surrogate pair; the journal has a form for it
+        return output
+    data["metrics"] = _without(_NO_METRICS, data["metrics"])
+    if (shown := data["trace"]) is not None:
+        if (interactions := shown["llm_interactions"]) and interactions[-1]["response_text"] == output.raw:
+            del interactions[-1]["response_text"]
+        data["trace"] = _without(_TRACE_DEFAULTS, shown)
+    return _without(_OUTPUT_DEFAULTS, data)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Compare fields; `==` of a parsed answer would be a user's code."""
+    return one is other or (isinstance(one, str | datetime | timedelta | TaskMetrics) and one == other)
+
+
+def _without(defaults: Mapping[str, object], data: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
+
+
+def whole_output(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the JSON form of an output from recorded data, which may be of an earlier format."""
+    found = {**_OUTPUT_DEFAULTS, **data, "metrics": {**_NO_METRICS, **as_mapping(data.get("metrics"))}}
+    if isinstance(trace := data.get("trace"), Mapping):
+        common = {inside: found[name] for name, inside in _COMMON.items() if name in found}
+        found["trace"] = shown = {**_TRACE_DEFAULTS, **common, **cast("Mapping[str, object]", trace)}
+        if interactions := as_sequence(shown.get("llm_interactions")):
+            last = {"response_text": found.get("raw"), **as_mapping(interactions[-1])}
+            shown["llm_interactions"] = [*interactions[:-1], last]
+    return found
+
+
 @fact_kind
 class OutputRecorded(FactData):
     """A task produced its output."""
 
     KIND: ClassVar = "output"
 
-    #: the output, or its JSON data if it was read from a store
+    #: the output, or its recorded data if it was read from a store
     output: TaskOutput | Mapping[str, object] = written(
-        type_of("an object", Mapping, TaskOutput), missing={}, is_needed=True
+        type_of("an object", Mapping, TaskOutput), missing={}, is_needed=True, write=short_output
     )
 
     def output_data(self) -> Mapping[str, object]:
-        return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else self.output
+        """Return the output in JSON form."""
+        return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else whole_output(self.output)
 
     def read(self) -> RecordedOutput:
         """Return the fields of the output, without its trace, which is large."""
         if isinstance(self.output, TaskOutput):
             return read_output(self.output.model_dump(mode="json", exclude={"trace"}))
-        return read_output(self.output)
+        return read_output(self.output_data())
 
 
 @fact_kind

@@ -18,8 +18,9 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.trace import jsonable
 
-#: Version of the record format; a reader refuses a newer one.
-FORMAT = 2
+#: Version of the record format. A reader accepts those from `OLDEST_FORMAT` on; a writer raises the version of its file.
+FORMAT = 3
+OLDEST_FORMAT = 2
 #: Longest text that stays in its fact, characters.
 BODY_LIMIT = 1024
 #: Longest text in one body, characters. Longer ones are stored in pieces. Growing texts, such as the prompts of a long

@@ -85,7 +85,10 @@ class RecordedWork:
         self._history = history
         self._facts: Sequence[Fact] = history.work.get(instance, ())
         given, failed = self._all(OutputRecorded), self._all(FailureRecorded)
-        self.output = given[-1].data.output if given else None
+        self.output: TaskOutput | Mapping[str, object] | None = None
+        if given:
+            newest = given[-1].data
+            self.output = newest.output if isinstance(newest.output, TaskOutput) else newest.output_data()
         self.failure = failure or (failed[-1] if failed else None)
 
     @cached_property

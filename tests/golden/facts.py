@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+from ensemble_ray.facts.runs import whole_output
 from ensemble_ray.record.identity.definition import stable_name
 from tests.golden.records import Record
 
@@ -31,7 +32,15 @@ def plain(text: str) -> str:
 
 def plain_facts(record: Record) -> list[str]:
     """Return the facts as texts without times, in an order that does not hang on who was faster."""
-    return sorted(plain(json.dumps([fact[1], fact[2], fact[3], _timeless(fact[6], record)])) for fact in record.facts)
+    return sorted(
+        plain(json.dumps([kind, name, instance, _timeless(_whole(kind, data), record)], sort_keys=True))
+        for _, kind, name, instance, _, _, data in record.facts
+    )
+
+
+def _whole(kind: str, data: Any) -> Any:
+    """Return the data of a fact without what a format leaves out."""
+    return {**data, "output": whole_output(data["output"])} if kind == "output" else data
 
 
 def _timeless(value: Any, record: Record) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The driver types rows as tuples of any values.
 Connection: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
 #: Version of these tables; readers refuse a newer one.
-FORMAT = 1
+FORMAT = 2
 SCHEMA = "ensemble_ray"
 #: Key of the advisory lock for creating the tables: an arbitrary unused number.
 _MAKING = 0x656E73656D626C65
@@ -163,11 +163,16 @@ SELECT current_setting('server_encoding'),
 """
 
 
-async def has_schema(connection: Connection, location: str) -> bool:
+#: The newest row counts.
+_RAISE_FORMAT = "INSERT INTO ensemble_ray.format VALUES (%s)"
+
+
+async def has_schema(connection: Connection, location: str) -> int:
+    """Return the version of the tables; 0 if there are none."""
     cursor = await connection.execute(_EXISTS)
     row = await cursor.fetchone()
     if row is None or not row[0]:
-        return False
+        return 0
     cursor = await connection.execute("SELECT max(version) FROM ensemble_ray.format")
     row = await cursor.fetchone()
     version = row[0] if row else None
@@ -177,7 +182,7 @@ async def has_schema(connection: Connection, location: str) -> bool:
             "upgrade it, or use another database",
             location,
         )
-    return True
+    return version
 
 
 async def flaw_of(connection: Connection) -> str:
@@ -197,7 +202,9 @@ async def flaw_of(connection: Connection) -> str:
 
 async def ensure_schema(connection: Connection, location: str) -> None:
     """Create the tables if they are missing. Several processes may call this concurrently."""
-    if await has_schema(connection, location):
+    if version := await has_schema(connection, location):
+        if version < FORMAT:  # earlier versions of this package must not read what is added from now on
+            await connection.execute(_RAISE_FORMAT, [FORMAT])
         return
     cursor = await connection.execute("SELECT current_setting('server_encoding')")
     row = await cursor.fetchone()
@@ -212,7 +219,7 @@ async def ensure_schema(connection: Connection, location: str) -> None:
             return
         await connection.execute(_TABLES)
         await connection.execute(_FUNCTION)
-        await connection.execute("INSERT INTO ensemble_ray.format VALUES (%s)", [FORMAT])
+        await connection.execute(_RAISE_FORMAT, [FORMAT])
 
 
 T = TypeVar("T")

@@ -86,11 +86,13 @@ class SqliteFile:
         self._count: CountFile | None = None
         self._files: tuple[_Part, ...] = ()
         try:
-            check_version(self._connection, self.path)
+            version = check_version(self._connection, self.path)
             if is_new:  # the first write starts the log, and would wait for the disk
                 self._connection.execute("PRAGMA synchronous=OFF")
                 self._write_something()
             self._connection.execute("PRAGMA synchronous=NORMAL")
+            if version < FORMAT:  # earlier versions of this package must not read what is added from now on
+                self._write_something()
             self._count = CountFile(directory)
             if not allows_loss and not is_new:
                 self._correct_count(directory, self._count)

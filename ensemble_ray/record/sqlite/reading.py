@@ -19,7 +19,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.process.concurrency import no_fork
-from ensemble_ray.record.journal import FORMAT, Resolve, body_digest, data_of, missing_text, stored_text
+from ensemble_ray.record.journal import FORMAT, OLDEST_FORMAT, Resolve, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite.losses import (
     RECORD,
     Loss,
@@ -129,15 +129,17 @@ def facts_in(
     return found
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
+def check_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the version of the record's format, or raise a `RecordError`."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > FORMAT:
         raise RecordError(
             f"The record {path} is of format {version}, this version reads up to {FORMAT}: update ensemble-ray",
             str(path),
         )
-    if version != FORMAT:
+    if version < OLDEST_FORMAT:
         raise unreadable(path, "it holds no record")
+    return int(version)
 
 
 def is_damage(error: BaseException) -> bool:

@@ -2,10 +2,21 @@
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
 
-from ensemble_ray import ExitReason, RecordError, RunState, ToolCall, ValidationError
+from ensemble_ray import (
+    ExitReason,
+    LlmInteraction,
+    RecordError,
+    RunState,
+    TaskMetrics,
+    TaskOutput,
+    TaskTrace,
+    ToolCall,
+    ValidationError,
+)
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.reading import KINDS, KINDS_OF_RUN, read_fact
@@ -25,6 +36,7 @@ from ensemble_ray.facts.runs import (
     StimulusRecorded,
 )
 from ensemble_ray.schedule.stimuli import Completed, Exited, decode_stimulus, encode_stimulus
+from ensemble_ray.values.value import utc_of
 
 CALL = {"id": "c", "name": "search", "arguments": "{}"}
 ANSWER = {
@@ -407,3 +419,29 @@ def test_kinds_are_classes_of_their_own() -> None:
     assert {KINDS[name] for name in ("decision", "delegation", "group", "agents", "output", "task_failed")} == {
         OutcomeDecided, DelegationDecided, GroupRecorded, AgentsJoined, OutputRecorded, FailureRecorded,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("has_trace", [True, False])
+@pytest.mark.parametrize(
+    "change", [{}, {"raw": "y", "agent_role": "Q", "metrics": TaskMetrics()}, {"parsed_output": [1]}]
+)
+def test_recorded_output_repeats_nothing_and_is_read_whole(*, change: Mapping[str, object], has_trace: bool) -> None:
+    """S-DUR-4: format 3. Fields that its trace has too are recorded once, unless they differ; data of format 2 stays as it is."""
+    metrics = TaskMetrics(input_tokens=3, llm_call_count=1)
+    common = {"task_description": "d", "agent_role": "R", "completed_at": utc_of(2), "duration": timedelta(seconds=1)}
+    call = LlmInteraction(
+        iteration_index=0, started_at=utc_of(1), completed_at=utc_of(2), latency=timedelta(seconds=1),
+        response_type="final_answer", response_text="x",
+    )  # fmt: skip
+    trace = TaskTrace(
+        expected_output="e", started_at=utc_of(1), llm_interactions=(call,), final_output="x", metrics=metrics, **common
+    )
+    output = TaskOutput(raw="x", metrics=metrics, trace=trace if has_trace else None, **common).replace(**change)
+    whole = output.model_dump(mode="json")
+    written = json.loads(json.dumps(OutputRecorded(output=output).to_data()))
+    read = OutputRecorded.from_data(written, 0.0)
+    assert read.output_data() == whole
+    assert read.to_data() == written
+    assert OutputRecorded(output=whole).output_data() == whole
+    if has_trace and not change:
+        assert json.dumps(written).count('"R"') == json.dumps(written).count('"x"') == 1

@@ -1,6 +1,8 @@
 """Runs in SQLite files: which files there are, and what the writer's thread does."""
 
 import asyncio
+import contextlib
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -38,9 +40,25 @@ async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     await run.close(RunState.COMPLETED)
-    assert rows(tmp_path, "PRAGMA user_version") == [(2,)]
+    assert rows(tmp_path, "PRAGMA user_version") == [(3,)]
     assert rows(tmp_path, "PRAGMA journal_mode") == [("wal",)]
     assert rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_record_of_the_earlier_format_is_read_and_raised_when_it_is_continued(tmp_path: Path) -> None:
+    """S-DUR-4: reading changes nothing; earlier versions of the package refuse a record that a later one continued."""
+    store = SqliteStore(tmp_path)
+    run = await store.begin(RUN)
+    await run.journal.append([fact()], until=Persistence.COMMITTED)
+    await run.close(RunState.FAILED)
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs" / RUN / RECORD)) as connection:
+        connection.execute("PRAGMA user_version=2")
+    await store.facts(RUN)
+    assert rows(tmp_path, "PRAGMA user_version") == [(2,)]
+    joined = await store.join(RUN, writer="b")
+    await joined.append([fact()], until=Persistence.COMMITTED)
+    await joined.close()
+    assert rows(tmp_path, "PRAGMA user_version") == [(3,)]
 
 
 async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Kept:
 
     def keep(self, instance: str, given: OutputRecorded) -> None:
         """Keep one as it passes by."""
-        self._outputs.stage(instance, json.dumps(plain_data({"output": given.output})["output"]).encode())
+        self._outputs.stage(instance, json.dumps(plain_data({"output": given.output_data()})["output"]).encode())
 
     def output(self, instance: str) -> TaskOutput:
         """Return one."""
