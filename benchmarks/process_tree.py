@@ -80,10 +80,18 @@ def processes_of(pid: int) -> dict[int, str]:
     """Return the processes of the tree by their ids, as they call themselves; what Ray runs in one comes first."""
     found: dict[int, str] = {}
     for member in tree_of(pid):
-        with contextlib.suppress(OSError):
-            words = (_PROC / str(member) / "cmdline").read_bytes().split(b"\0")
-            found[member] = " ".join(word.decode(errors="replace") for word in words if word)
+        if command := command_of(member):
+            found[member] = command
     return found
+
+
+def command_of(pid: int) -> str:
+    """Return the command of a process as it calls itself; empty if it has ended."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(word.decode(errors="replace") for word in words if word)
 
 
 def memory_by_process(pid: int) -> dict[tuple[int, str], int]:

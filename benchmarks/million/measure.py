@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.children import ROOT, Child, ChildFailedError, clean_environment
 from benchmarks.million.hosts import Host, NoHostsError, hosts
-from benchmarks.process_tree import own_cpu_seconds
+from benchmarks.process_tree import command_of, own_cpu_seconds
 from benchmarks.report import environment_facts
 
 __all__ = ["main"]
@@ -38,6 +38,8 @@ _DEADLINE_S = 1800.0
 _TELL_S = 10.0
 RESULTS = ROOT / "benchmarks" / "results" / "million.json"
 
+#: Whose processor time is told apart.
+PARTS = ("driver", "scheduler", "agents", "Ray")
 #: A line of the table, as the JSON has it.
 Line = dict[str, float]
 
@@ -118,16 +120,19 @@ def _measure(made: Sequence[Host], home: Path, size: int, chosen: argparse.Names
             answer = driver.ask(f"{recorded} {size} {chosen.window}", deadline_s=_DEADLINE_S)
         measured: dict[str, float] = json.loads(answer)
         counts: dict[str, int] = json.loads(model.ask("counts"))
+        spent = {part: value / size * 1e3 for part, value in used.spent_s().items()}
         return {
             "size": size,
             "lost_hosts": len(losses),
             "seconds": measured["seconds"],
-            "cpu_ms_each": used.spent_s() / size * 1e3,
+            "ms_each": measured["seconds"] / size * 1e3,
+            "cpu_ms_each": sum(spent.values()),
+            **{f"{part}_cpu_ms_each": value for part, value in spent.items()},
             "record_bytes_each": measured["record_bytes"] / size,
             "driver_bytes": measured["peak_bytes"],
             "requests": counts["requests"],
-            "repeated": counts["repeated"],
-            "after_record": counts["after_record"],
+            "repeated in flight": counts["repeated"],
+            "requested after record": counts["after_record"],
             "missing": measured["missing"] + size - counts["items"],
         }
 
@@ -181,7 +186,8 @@ class _Processor:
     def __init__(self, cluster: Sequence[Host]) -> None:
         self._cluster = cluster
         self._last: dict[int, float] = {}
-        self._before = 0.0
+        self._before: dict[int, float] = {}
+        self._parts: dict[int, str] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -195,22 +201,37 @@ class _Processor:
 
     def begin(self) -> None:
         """Count from here."""
-        self._before = self._total()
+        self._look_once()
+        self._before = self._last.copy()
 
-    def spent_s(self) -> float:
-        """Return what was used since `begin`, s; of a process that ended, up to the last second before."""
-        return self._total() - self._before
+    def spent_s(self) -> dict[str, float]:
+        """Return what was used since `begin` by part, s; of a process that ended, up to the last second before."""
+        self._look_once()
+        spent = dict.fromkeys(PARTS, 0.0)
+        for pid, used in self._last.copy().items():
+            spent[self._parts.get(pid, "Ray")] += used - self._before.get(pid, 0.0)
+        return spent
 
-    def _total(self) -> float:
+    def _look_once(self) -> None:
         for host in self._cluster:
             for pid in host.pids():
                 if (used := own_cpu_seconds(pid)) is not None:
                     self._last[pid] = used
-        return sum(self._last.copy().values())
+                    if pid not in self._parts and (part := _part_of(command_of(pid))):
+                        self._parts[pid] = part
 
     def _look(self) -> None:
         while not self._ended.wait(1.0):
-            self._total()
+            self._look_once()
+
+
+def _part_of(command: str) -> str | None:
+    """Return the part of a process by its command; None: one of Ray's own, or not known yet."""
+    if "benchmarks.million.driver" in command:
+        return "driver"
+    if command.startswith("ray::Scheduler"):
+        return "scheduler"
+    return "agents" if command.startswith("ray::") and "IDLE" not in command else None
 
 
 @contextlib.contextmanager
@@ -240,38 +261,26 @@ def _watching(model: Child, size: int, losses: Sequence[tuple[float, Callable[[]
 
 
 def _print(lines: Sequence[Line]) -> None:
-    table = Table(title="Map-reduce on three hosts; ratios to the smallest size", title_justify="left")
-    for head in (
-        "items",
-        "hosts lost",
-        "s",
-        "ms each",
-        "ratio",
-        "processor ms each",
-        "ratio",
-        "record bytes each",
-        "ratio",
-        "driver MB",
-        "requests",
-        "repeated in flight",
-        "requested after record",
-        "missing",
-    ):
-        table.add_column(head, justify="right")
-    first = lines[0]
+    table = Table(title="Map-reduce on three hosts; in brackets the ratio to the smallest size", title_justify="left")
+    table.add_column("items", no_wrap=True)
     for line in lines:
-        each = [(name, line[name]) for name in ("cpu_ms_each", "record_bytes_each")]
-        ms, first_ms = (1e3 * of["seconds"] / of["size"] for of in (line, first))
-        costs = [(ms, first_ms), *((value, first[name]) for name, value in each)]
-        table.add_row(
-            f"{line['size']:,}",
-            str(line["lost_hosts"]),
-            f"{line['seconds']:.1f}",
-            *(cell for value, smallest in costs for cell in (f"{value:.2f}", f"{value / smallest:.2f}")),
-            f"{line['driver_bytes'] / 1e6:.0f}",
-            *(f"{line[name]:,.0f}" for name in ("requests", "repeated", "after_record", "missing")),
-        )
-    Console(width=None if Console().is_terminal else 160).print(table)
-    print(
-        f"Targets: ratios at most {FLAT}, driver below {DRIVER_BYTES / 1e6:.0f} MB, nothing requested after record, none missing."
-    )
+        table.add_column(f"{line['size']:,}", justify="right", no_wrap=True)
+
+    def add(head: str, text: Callable[[Line], str]) -> None:
+        table.add_row(head, *map(text, lines))
+
+    def compared(line: Line, name: str, form: str) -> str:
+        return f"{line[name]:{form}} ({line[name] / lines[0][name]:.2f})"
+
+    add("hosts lost", lambda line: f"{line['lost_hosts']}")
+    add("seconds", lambda line: f"{line['seconds']:.1f}")
+    add("ms for each item", lambda line: compared(line, "ms_each", ".2f"))
+    add("processor ms for each item", lambda line: compared(line, "cpu_ms_each", ".2f"))
+    for part in PARTS:
+        table.add_row(f"  of it {part}", *(f"{line[f'{part}_cpu_ms_each']:.2f}" for line in lines))
+    add("bytes of the record for each item", lambda line: compared(line, "record_bytes_each", ",.0f"))
+    add("memory of the driver, MB", lambda line: f"{line['driver_bytes'] / 1e6:.0f}")
+    for name in ("requests", "repeated in flight", "requested after record", "missing"):
+        table.add_row(name, *(f"{line[name]:,.0f}" for line in lines))
+    Console(width=None if Console().is_terminal else 120).print(table)
+    print(f"Targets: ratios at most {FLAT}, driver below {DRIVER_BYTES / 1e6:.0f} MB, none after record, none missing.")
