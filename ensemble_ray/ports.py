@@ -121,10 +121,12 @@ class Persistence(IntEnum):
 
     #: in this process's queue, in order
     QUEUED = 0
+    #: the same, and its commit begins within milliseconds
+    SOON = 1
     #: committed: it survives the death of every process
-    COMMITTED = 1
+    COMMITTED = 2
     #: on disk: it also survives a loss of power
-    SYNCED = 2
+    SYNCED = 3
 
 
 class Journal(Protocol):
@@ -137,8 +139,8 @@ class Journal(Protocol):
         return immediately.
 
         Raises:
-            StaleEpochError: a newer epoch exists; the writer must stop before its next effect. Facts that were only
-                `QUEUED` may be refused later: then the next `append` for that instance raises.
+            StaleEpochError: a newer epoch exists; the writer must stop before its next effect. Facts that were not
+                waited for may be refused later: then the next `append` for that instance raises.
             RecordError: the store refused the facts.
         """
 

@@ -64,7 +64,7 @@ class RemoteJournal:
             raise self._failure
         self._fence.admit(facts, epoch)
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waits = until is not Persistence.QUEUED and not self._is_buffered
+        waits = until > Persistence.SOON and not self._is_buffered
         # The message waits for its commit even if its caller does not, so that the next one receives a refusal.
         degree = Persistence.QUEUED if self._is_buffered else max(until, Persistence.COMMITTED)
         self._sender.add(([in_json_form(fact) for fact in facts], epoch, degree, arrived))

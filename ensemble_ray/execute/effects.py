@@ -312,6 +312,8 @@ class TaskEffects:
     memory: MemoryUse | None = None
     #: set while the task runs (S-MEM-100)
     memory_listener: MemoryOperationListener | None = None
+    #: the intent of a call with an effect on the world is on the disk
+    has_effect: bool = False
     #: (effect name, message) of the call that ended the run early (S-DUR-138)
     early_exit: tuple[str, str] = ("", "")
     #: trace entries of its review gates, in order

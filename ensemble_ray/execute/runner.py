@@ -51,7 +51,7 @@ from ensemble_ray.execute.scope import RunnerPorts, Slot, TaskScope, exit_of, re
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
-from ensemble_ray.ports import use_services
+from ensemble_ray.ports import Persistence, use_services
 from ensemble_ray.process.context import bounded_logger, log_context
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
@@ -101,7 +101,8 @@ class TaskRunner:
                 if not order.is_reflected_later:
                     await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
                 exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
-                await scope.note_end(OutputRecorded(output=reviewed.output), *exits)
+                until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
+                await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
                 return self._completed(scope, reviewed)
             except asyncio.CancelledError as error:
                 if is_stopped():
@@ -166,6 +167,8 @@ class TaskRunner:
             raise TaskExecutionError(
                 f"Context task not yet completed: {order.missing_context}", order.missing_context, order.agent_role
             )
+        if order.input_guardrails:
+            await self.ports.journal.flush()  # user code depends on the context from here on
         await check_guardrails(order, callables, stage="input")
         loop: AgentLoop | None = None
         structured: object

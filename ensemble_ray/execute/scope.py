@@ -87,6 +87,8 @@ class RunnerPorts:
     compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable for unknown outcomes, if this process has it; None: ask at the terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
+    #: how safe the output of a task without effects on the world is before its result is reported
+    report_after: Persistence = Persistence.COMMITTED
     #: asks at review gates; only in the process that started the run
     reviewer: Reviewer | None = None
     #: None: the run has no memory, or its process cannot be reached
@@ -201,14 +203,15 @@ class TaskScope:
         """
         order = self.order
         self.effects.is_recorded = self.effects.is_recorded or any(map(is_work, data))
+        self.effects.has_effect = self.effects.has_effect or until is Persistence.SYNCED
         now = self.ports.clock.now() if at is None else at
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 
-    async def note_end(self, *data: FactData) -> None:
-        """Commit the end of the task. A cancellation is too late: the result must agree with the record (S-DUR-138)."""
+    async def note_end(self, *data: FactData, until: Persistence = Persistence.COMMITTED) -> None:
+        """Record the end of the task. A cancellation is too late: the result must agree with the record (S-DUR-138)."""
         try:
-            await self.note(self.order.instance, *data, until=Persistence.COMMITTED)
+            await self.note(self.order.instance, *data, until=until)
         except asyncio.CancelledError:  # the journal has accepted the facts, and the commit is under way
             await self.ports.journal.flush()
 

@@ -18,6 +18,8 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.trace import jsonable
 
+#: When the commit of a fact begins that is needed soon, s. Facts of this time share it; a model call takes longer.
+SOON_S = 0.002
 #: Version of the record format. A reader accepts those from `OLDEST_FORMAT` on; a writer raises the version of its file.
 FORMAT = 3
 OLDEST_FORMAT = 2

@@ -68,6 +68,8 @@ def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str
 
 
 _META = "meta.json"
+#: Length of the longest state in `meta.json`, with its quotes and the end of the text.
+_STATE_BYTES = max(map(len, RunState)) + len('""\n}\n')
 _CANCEL = "cancel"
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -91,20 +93,18 @@ class RunDirectory:
         self.run_id = run_id
         self.path = runs_directory(home) / run_id
         self.ownership = Ownership(self.path / "owner.lock")
+        #: text of the owner's `meta.json` up to the state
+        self._meta = ""
 
-    def begin(self, origin: str, clock: Callable[[], float] = time.time) -> None:
+    def begin(self, origin: str, state: RunState = RunState.PENDING, *, clock: Callable[[], float] = time.time) -> None:
         """Create the directory as the owner of a new run; replace a run of that id that has no facts."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            try:
-                self.path.mkdir(mode=0o700)
-                is_new = True
-            except FileExistsError:
-                is_new = False
+            is_new = self._make()
             self._acquire_lock()
             if not is_new:
                 self._clear()
-            self._write_meta(clock(), origin, RunState.PENDING)
+            self._describe(clock(), origin)
+            self._write_meta(state)
         except OSError as error:
             self.ownership.release()
             raise cannot_write(self.path, error) from error
@@ -112,7 +112,7 @@ class RunDirectory:
             self.ownership.release()
             raise
 
-    def own(self, *, by_force: bool = False) -> None:
+    def own(self, state: RunState = RunState.PENDING, *, by_force: bool = False) -> None:
         """Become the owner of an existing run."""
         try:
             if not by_force:
@@ -121,7 +121,8 @@ class RunDirectory:
                 self.ownership.acquire_by_force()
             (self.path / _CANCEL).unlink(missing_ok=True)
             created_at, origin, _ = self._read_meta()
-            self._write_meta(created_at, origin, RunState.PENDING)
+            self._describe(created_at, origin)
+            self._write_meta(state)
         except OSError as error:
             self.ownership.release()
             raise cannot_write(self.path, error) from error
@@ -133,9 +134,8 @@ class RunDirectory:
             if not self.ownership.is_there():
                 raise make_deleted_error(self.path / RECORD)
             return
-        created_at, origin, _ = self._read_meta()
         try:
-            self._write_meta(created_at, origin, state)
+            self._write_meta(state)
         except OSError as error:
             raise cannot_write(self.path / _META, error) from error
         if not state.is_active:
@@ -186,6 +186,17 @@ class RunDirectory:
         finally:
             self.ownership.release()
 
+    def _make(self) -> bool:
+        """Create the directory; return False if it exists."""
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        except (FileNotFoundError, NotADirectoryError):  # the first run of this home, or no directory can be there
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return self._make()
+        return True
+
     def _acquire_lock(self) -> None:
         if not self.ownership.acquire():
             owner = self.ownership.owner()
@@ -209,15 +220,18 @@ class RunDirectory:
         for name in (COUNT, RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
             (self.path / name).unlink(missing_ok=True)
 
-    def _write_meta(self, created_at: float, origin: str, state: RunState) -> None:
+    def _describe(self, created_at: float, origin: str) -> None:
         created = utc_of(created_at).isoformat()
-        meta = {"format": FORMAT, "run": self.run_id, "created_at": created, "origin": origin, "state": state.value}
-        text = json.dumps(meta, indent=2)
+        meta = {"format": FORMAT, "run": self.run_id, "created_at": created, "origin": origin, "state": ""}
+        self._meta = json.dumps(meta, indent=2).removesuffix('""\n}')
+
+    def _write_meta(self, state: RunState) -> None:
         # Pad all states to the same length, so that one write replaces the text, also on a full disk.
-        length = len(text) - len(state.value) + max(map(len, RunState)) + 1
+        length = len(self._meta) + _STATE_BYTES
+        text = f'{self._meta}"{state.value}"\n}}'.ljust(length - 1) + "\n"
         descriptor = os.open(self.path / _META, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(descriptor, text.encode().ljust(length - 1) + b"\n", 0)
+            os.pwrite(descriptor, text.encode(), 0)
             if os.fstat(descriptor).st_size != length:
                 os.ftruncate(descriptor, length)
         finally:

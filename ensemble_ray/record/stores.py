@@ -136,13 +136,16 @@ class RunReader(Protocol):
 class RunStore(RunReader, Protocol):
     """All runs of one home or database."""
 
-    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+    async def begin(
+        self, run_id: str, *, origin: str = "", is_buffered: bool = False, state: RunState = RunState.PENDING
+    ) -> OwnedRun:
         """Create the record of a new run as its owner. Replaces a run of that id that has no facts.
 
         Args:
             run_id: The run's id.
             origin: Source of its definition.
             is_buffered: Whether `append` may return before facts are committed (durability `run`).
+            state: The run's state from now on.
 
         Raises:
             RunExistsError: a run of that id exists; the message names its state.
@@ -150,13 +153,21 @@ class RunStore(RunReader, Protocol):
         """
         ...
 
-    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+    async def claim(
+        self,
+        run_id: str,
+        *,
+        is_buffered: bool = False,
+        by_force: bool = False,
+        state: RunState = RunState.PENDING,
+    ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Args:
             run_id: The run's id.
             is_buffered: As for `begin`.
             by_force: Claim the run even if it has an owner (S-DUR-17).
+            state: As for `begin`.
 
         Raises:
             RunExistsError: another process owns the run; the message names the process.

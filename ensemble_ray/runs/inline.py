@@ -31,7 +31,7 @@ from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts, spending_here
 from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.plan.planner import Planned
-from ensemble_ray.ports import Journal, RunEventSink, Services
+from ensemble_ray.ports import Journal, Persistence, RunEventSink, Services
 from ensemble_ray.process.concurrency import SystemClock, bridge, run_blocking
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
@@ -58,11 +58,18 @@ from ensemble_ray.values.task_output import TaskOutput
 
 
 def _runner_ports(
-    request: RunRequest, context: RunContext, callables: LocalCallables, services: Services, journal: Journal
+    request: RunRequest,
+    context: RunContext,
+    callables: LocalCallables,
+    services: Services,
+    journal: Journal,
+    *,
+    report_after: Persistence = Persistence.COMMITTED,
 ) -> RunnerPorts:
     return RunnerPorts(
         clock=SystemClock(),
         journal=journal,
+        report_after=report_after,
         events=request.events,
         callables=callables,
         services=services,
@@ -102,7 +109,11 @@ class InlineRun:
         self._owned = owned = claimed.owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         callables = LocalCallables(planned.tasks, work.delegation_policies)
-        ports = _runner_ports(request, context, callables, services, self._journal)
+        # One journal has all facts of the run in order, so no fact is committed before an output it depends on. Listeners
+        # and the code of units depend on more than facts.
+        is_seen = bool(context.interest) or bool(planned.units)
+        report_after = Persistence.COMMITTED if is_seen else Persistence.SOON
+        ports = _runner_ports(request, context, callables, services, self._journal, report_after=report_after)
         runner = TaskRunner(context, ports, planned.agents)
         self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         epoch = 0 if owned is None else owned.epoch

@@ -94,7 +94,7 @@ class RunScope:
     @property
     def store(self) -> RunStore:
         """The runtime's records, also if this run is not recorded."""
-        return store_at(self.runtime.store_address)
+        return store_at(self.store_address or self.runtime.store_address)
 
     @property
     def submission(self) -> SubmissionReason:

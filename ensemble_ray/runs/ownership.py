@@ -32,17 +32,10 @@ async def claim_run(
         RunExistsError: another process owns it, or a run with this id exists.
         RecordError: the store cannot be read or written.
     """
-    is_buffered = durability == Durability.RUN
+    is_buffered, state = durability == Durability.RUN, RunState.RUNNING
     if submission.is_recorded:
-        owned = await store.claim(run_id, is_buffered=is_buffered, by_force=submission.takes_over)
-    else:
-        owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
-    try:
-        await owned.write_state(RunState.RUNNING)
-    except BaseException:
-        await release_run(owned)
-        raise
-    return owned
+        return await store.claim(run_id, is_buffered=is_buffered, by_force=submission.takes_over, state=state)
+    return await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered, state=state)
 
 
 async def release_run(owned: OwnedRun | None) -> None:

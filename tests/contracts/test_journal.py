@@ -195,7 +195,7 @@ async def test_many_tasks_lose_nothing(journal: Journal, record: Record) -> None
 
     async def work(task: int) -> None:
         for turn in range(20):
-            await journal.append([_fact(f"t{task}#0/{turn}/model", turn=turn)], until=Persistence((turn + task) % 2))
+            await journal.append([_fact(f"t{task}#0/{turn}/model", turn=turn)], until=Persistence((turn + task) % 3))
 
     await asyncio.gather(*(work(task) for task in range(50)))
     await journal.flush()

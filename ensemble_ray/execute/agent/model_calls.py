@@ -51,8 +51,6 @@ from ensemble_ray.values.messages import (
 from ensemble_ray.values.trace import CaptureMode
 
 _log = bounded_logger(__name__)
-#: Outcomes of tool calls that may have no facts: calls of unknown tools, and calls over the limit.
-_WITHOUT_FACTS = frozenset({"failure", "skipped_max_iterations"})
 
 
 class ModelCalls:
@@ -84,8 +82,6 @@ class ModelCalls:
         self._digest = hashlib.sha256() if needs_digest else None
         self._digested = 0
         self._turn = 0
-        #: the last answer is queued for the record, and no later fact has waited for it
-        self._is_queued = False
 
     @property
     def is_answer_lost(self) -> bool:
@@ -122,17 +118,12 @@ class ModelCalls:
             if self._runner is not None:
                 self._runner.recall(turn)
         else:
-            await self._commit_last()
             lost = None if self._runner is None else await self._runner.settle(turn)
             effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
-            # The next fact waits for this one: a tool's intent or result, or the task's output. Only a correction of
-            # structured output follows without one.
-            is_last = not effect.response.tool_calls and order.task.output_type is not None
-            self._is_queued = not is_last
-            until = Persistence.COMMITTED if is_last else Persistence.QUEUED
-            await self._scope.note(name, answer_of(request_digest, effect), until=until)
+            # The next request may leave before this answer is committed (S-DUR-2).
+            await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON)
             if self._runner is not None:
                 await self._runner.note_return(turn, effect)
         effect.model, effect.provider = self._model_name, self._provider_name
@@ -197,12 +188,6 @@ class ModelCalls:
         """Return the problem of the last answer if it was cut off; "" if it was complete, or empty."""
         reason = incomplete_reason(self._effects.models[-1].response) if self._effects.models else None
         return "" if reason in {None, "empty"} else incomplete_text(self._order.agent_role, str(reason))
-
-    async def _commit_last(self) -> None:
-        """Commit the last answer before the next request (S-DUR-2), if no fact of a tool call did."""
-        if self._is_queued and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
-            await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Persistence.COMMITTED)
-        self._is_queued = False
 
     async def _complete(
         self, effect: ModelEffect, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]

@@ -212,12 +212,12 @@ class ToolCalls:
         bound = cast("BoundTool", self._tools.get(call.name))  # calls of unknown tools are resolved
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also before a repeated call: the journal stops a replaced process here, before the effect. A tool that only
-        # reads may still end this process, so the answer that requested it is committed (S-DUR-3).
+        # Also before a repeated call: the journal stops a replaced process here, before the effect (S-DUR-3). A tool
+        # that only reads does not wait: its intent shares the commit of its result.
         await self._scope.note(
             name,
             ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
-            until=Persistence.COMMITTED if bound.effect == "none" else Persistence.SYNCED,
+            until=Persistence.SOON if bound.effect == "none" else Persistence.SYNCED,
         )
         context, reviews = self._context(call.name, name)
         try:
@@ -243,11 +243,11 @@ class ToolCalls:
             asks_again=outcome.asks_again,
             repairs=outcome.repairs,
         )
-        # The commit of the last result commits all before it, in time for the next model call. Reads can wait for that.
-        can_wait = bound.effect == "none" and self._open > 0
-        await self._scope.note(
-            name, _result_of(effect), until=Persistence.QUEUED if can_wait else Persistence.COMMITTED
-        )
+        # The next model call may leave before the result of a read is committed; a listener hears of it afterwards. The
+        # commit of a turn's last result commits the others.
+        is_read = bound.effect == "none"
+        can_wait = is_read and (self._open > 0 or not self._scope.ports.events.wants(ToolCallEvent))
+        await self._scope.note(name, _result_of(effect), until=Persistence.SOON if can_wait else Persistence.COMMITTED)
         return effect
 
     async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:

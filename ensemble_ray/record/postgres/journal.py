@@ -20,7 +20,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Persistence
-from ensemble_ray.record.journal import REFERENCE, EpochFence, accepted_loss, data_of, missing_text, text_of
+from ensemble_ray.record.journal import REFERENCE, SOON_S, EpochFence, accepted_loss, data_of, missing_text, text_of
 from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.ids import RUN
 
@@ -410,7 +410,7 @@ class PostgresWriter:
         if not facts and until is Persistence.QUEUED:
             return
         self._fence(target).admit(facts, epoch)
-        waits = until is not Persistence.QUEUED or self._queued_facts >= _FULL
+        waits = until > Persistence.SOON or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
         first = self._last_number + 1
         self._last_number += len(facts)
@@ -420,8 +420,8 @@ class PostgresWriter:
         if waiter is not None:
             self._due.set()
             await waiter
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_GROUP_S, self._due.set)
+        else:
+            self._schedule(SOON_S if until is Persistence.SOON else _GROUP_S)
 
     async def using(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
         """Run another operation on the connection, between two groups; repeat it if the connection breaks."""
@@ -431,6 +431,16 @@ class PostgresWriter:
                 return await self._on_connection(operation)
 
         return await self._database.patiently(once)
+
+    def _schedule(self, delay_s: float) -> None:
+        """Commit after this delay at the latest."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + delay_s
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._due.set)
 
     def _fence(self, target: BegunRun) -> EpochFence:
         if target not in self._fences:

@@ -117,7 +117,7 @@ WHERE r.run_id = %(run)s AND r.begun = %(begun)s AND r.epoch = %(epoch)s
 _OF_OWNER = "WHERE run_id = %(run)s AND begun = %(begun)s AND epoch = %(epoch)s"
 _NEW = """
 INSERT INTO ensemble_ray.runs (run_id, begun, created_at, origin, state, owner)
-VALUES (%(run)s, %(begun)s, now(), %(origin)s, 'pending', %(owner)s) ON CONFLICT DO NOTHING RETURNING run_id
+VALUES (%(run)s, %(begun)s, now(), %(origin)s, %(state)s, %(owner)s) ON CONFLICT DO NOTHING RETURNING run_id
 """
 _FOUND = """
 SELECT r.begun, EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_id),
@@ -130,7 +130,7 @@ SELECT r.owner FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended
 WHERE r.run_id = %(run)s
 """  # noqa: S608  our own constants
 _CLAIM = """
-UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = 'pending', cancel_asked = false
+UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = %(state)s, cancel_asked = false
 WHERE run_id = %(run)s
 """
 #: Backends of frozen processes, which have locked the runs' rows for over 1 s. Ending one is safe: its process connects
@@ -233,10 +233,17 @@ def _forget_all() -> None:
         owned.drop()
 
 
-async def _begin(connection: Connection, run_id: str, origin: str, location: str) -> UUID:
+async def _begin(connection: Connection, run_id: str, origin: str, location: str, state: RunState) -> UUID:
     """Create a run as its owner; replace a run of that id that has no facts."""
     begun = uuid4()
-    values = {"run": run_id, "begun": begun, "origin": origin, "owner": _this_process(), "epoch": 0}
+    values = {
+        "run": run_id,
+        "begun": begun,
+        "origin": origin,
+        "state": state.value,
+        "owner": _this_process(),
+        "epoch": 0,
+    }
     async with connection.transaction():
         cursor = await connection.execute(_NEW, values)
         if await cursor.fetchone() is None:
@@ -250,13 +257,21 @@ async def _begin(connection: Connection, run_id: str, origin: str, location: str
     return begun
 
 
-async def _claim(connection: Connection, run_id: str, location: str, *, by_force: bool) -> tuple[UUID, int]:
+async def _claim(
+    connection: Connection, run_id: str, location: str, state: RunState, *, by_force: bool
+) -> tuple[UUID, int]:
     """Claim a recorded run, with an epoch above all earlier ones."""
     async with connection.transaction():
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
         begun, _, newest = await _lock(connection, run_id, location, is_free=not by_force)
-        values = {"run": run_id, "begun": begun, "epoch": newest + OWNER_STEP, "owner": _this_process()}
+        values = {
+            "run": run_id,
+            "begun": begun,
+            "epoch": newest + OWNER_STEP,
+            "state": state.value,
+            "owner": _this_process(),
+        }
         await connection.execute(_CLAIM, values)
         # All epochs of instances are below the run's epoch.
         await connection.execute("DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id])
@@ -356,25 +371,34 @@ class PostgresStore:
         self._url = url
         self._database = Database(url, patience_s=patience_s)
 
-    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+    async def begin(
+        self, run_id: str, *, origin: str = "", is_buffered: bool = False, state: RunState = RunState.PENDING
+    ) -> OwnedRun:
         check_run_id(run_id)
         async with self._connection_to_own() as connection:
-            begun = await _begin(connection, run_id, origin, self._database.location)
+            begun = await _begin(connection, run_id, origin, self._database.location, state)
         return self._own(connection, (run_id, begun), 0, is_buffered=is_buffered)
 
-    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+    async def claim(
+        self,
+        run_id: str,
+        *,
+        is_buffered: bool = False,
+        by_force: bool = False,
+        state: RunState = RunState.PENDING,
+    ) -> OwnedRun:
         check_run_id(run_id)
         import psycopg
 
         location = self._database.location
         async with self._connection_to_own() as connection:
             try:
-                begun, epoch = await _claim(connection, run_id, location, by_force=by_force)
+                begun, epoch = await _claim(connection, run_id, location, state, by_force=by_force)
             except psycopg.errors.LockNotAvailable:
                 if not by_force:
                     raise
                 await connection.execute(_END_FROZEN)
-                begun, epoch = await _claim(connection, run_id, location, by_force=by_force)
+                begun, epoch = await _claim(connection, run_id, location, state, by_force=by_force)
         return self._own(connection, (run_id, begun), epoch, is_buffered=is_buffered)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:

@@ -20,6 +20,7 @@ from ensemble_ray.process.concurrency import abandon, no_fork, track, was_quiet
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import FORMAT
 from ensemble_ray.record.sqlite.losses import (
+    COUNT,
     RECORD,
     CountFile,
     drop_position,
@@ -69,7 +70,8 @@ class SqliteFile:
         self.path = directory / RECORD
         is_new = not self.path.exists()
         # Check before opening for writing: opening could remove the evidence of the loss.
-        if not allows_loss and (is_new or self.path.is_file()) and (loss := loss_in(directory)) is not None:
+        may_have_loss = (directory / COUNT).exists() if is_new else self.path.is_file()
+        if not allows_loss and may_have_loss and (loss := loss_in(directory)) is not None:
             raise loss.error()
         if is_new:
             _make(self.path)
@@ -79,7 +81,8 @@ class SqliteFile:
         remember(self.path)
         track(self)
         self._is_on_disk = False
-        self._has_full_sync = False
+        #: The first commit starts the log, and would wait for the disk.
+        self._synchronous = "OFF" if is_new else "NORMAL"
         self._looked_at = 0.0
         self._is_left = False
         self._last = 0
@@ -87,10 +90,7 @@ class SqliteFile:
         self._files: tuple[_Part, ...] = ()
         try:
             version = check_version(self._connection, self.path)
-            if is_new:  # the first write starts the log, and would wait for the disk
-                self._connection.execute("PRAGMA synchronous=OFF")
-                self._write_something()
-            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.execute(f"PRAGMA synchronous={self._synchronous}")
             if version < FORMAT:  # earlier versions of this package must not read what is added from now on
                 self._write_something()
             self._count = CountFile(directory)
@@ -226,6 +226,11 @@ class SqliteFile:
     def _write_something(self) -> None:
         self._connection.execute(f"PRAGMA user_version={FORMAT}")
 
+    def _synchronise(self, synchronous: str) -> None:
+        if synchronous != self._synchronous:
+            self._connection.execute(f"PRAGMA synchronous={synchronous}")
+            self._synchronous = synchronous
+
     def _insert(self, rows: Sequence[Row]) -> None:
         cursor = self._connection.execute(_insert_of(len(rows)), [value for row in rows for value in row])
         self._last = cursor.lastrowid or 0
@@ -238,10 +243,13 @@ class SqliteFile:
     def _committing(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
         self.check_there()
         self._last = 0
-        if is_synced is not self._has_full_sync:
-            self._connection.execute(f"PRAGMA synchronous={'FULL' if is_synced else 'NORMAL'}")
-            self._has_full_sync = is_synced
+        if is_synced:
+            self._synchronise("FULL")
+        elif self._synchronous == "FULL":
+            self._synchronise("NORMAL")
         yield
+        if self._synchronous == "OFF":
+            self._synchronise("NORMAL")
         if self._last and self._count is not None:
             self._count.note(self._last, has_effect=has_effect)
         if is_synced and not self._is_on_disk:
@@ -250,7 +258,7 @@ class SqliteFile:
             if in_log != in_file:  # a reader of an older snapshot blocks the checkpoint
                 os.sync()
             for directory in (self.path.parent, self.path.parent.parent):
-                _synchronise(directory)
+                _synchronise_directory(directory)
             self._is_on_disk = True
         if is_synced and self._last and self._count is not None:
             self._count.note_synced(self._last)
@@ -285,9 +293,7 @@ def _part(path: Path) -> _Part:
 def _make(path: Path) -> None:
     """Create an empty record atomically, readable for its owner only."""
     half = path.with_suffix(f".{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        half.unlink()
-    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(descriptor, _empty_record())
     finally:
@@ -321,7 +327,7 @@ def _insert_of(rows: int) -> str:
     return f"INSERT INTO facts (kind, name, instance, at, epoch, data) VALUES {values}"  # noqa: S608  marks only
 
 
-def _synchronise(directory: Path) -> None:
+def _synchronise_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

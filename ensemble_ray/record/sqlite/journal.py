@@ -25,7 +25,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.concurrency import after_fork, new_lock, threads, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.journal import EpochFence, body_digest, text_of
+from ensemble_ray.record.journal import SOON_S, EpochFence, body_digest, text_of
 from ensemble_ray.record.stores import try_lock, unlock
 
 if TYPE_CHECKING:
@@ -55,10 +55,13 @@ class GroupWriter:
         self._hurry = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        #: files to close at the end of this round
+        self._closing: list[SqliteFile] = []
 
     def ask(self, somebody: Writable) -> None:
         self._asked.append(somebody)
-        self._work.set()
+        if not self._work.is_set():  # setting it takes a lock that the thread may hold
+            self._work.set()
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -68,6 +71,10 @@ class GroupWriter:
 
     def hurry(self) -> None:
         self._hurry.set()
+
+    def close_later(self, file: SqliteFile) -> None:
+        """Close a file after this round, in the background. Called in the writer's thread."""
+        self._closing.append(file)
 
     def finish(self, timeout_s: float = _LAST_CALL_S) -> None:
         """Run all scheduled writes and wait for them, at most `timeout_s`. Called when the process ends."""
@@ -90,6 +97,15 @@ class GroupWriter:
                     somebody.write_out()
                 except Exception:  # noqa: BLE001  the thread also serves other runs
                     _log.exception("A run's record could not be written")
+            if self._closing:
+                # Merging a log into its file takes milliseconds; meanwhile the writer serves other runs.
+                closing, self._closing = self._closing, []
+                threading.Thread(target=_close, args=(closing,), name="ensemble-ray-record-close", daemon=True).start()
+
+
+def _close(files: Sequence[SqliteFile]) -> None:
+    for file in files:
+        file.close()
 
 
 class _Mark:
@@ -301,6 +317,8 @@ class SqliteJournal:
         self._waiting = 0
         #: whether this round of the event loop had a commit on its thread
         self._has_committed_here = False
+        #: begins the commit of facts that are needed soon
+        self._timer: asyncio.TimerHandle | None = None
         #: held by the thread that writes; what follows belongs to it
         self._writing = new_lock()
         #: duration of the last commit that did not wait for the disk, s
@@ -318,11 +336,13 @@ class SqliteJournal:
         """
         self._check_usable()
         self._fence.admit(facts, epoch)
-        if until is Persistence.QUEUED or self._is_buffered:
+        if until <= Persistence.SOON or self._is_buffered:
             if facts:
                 self._push(_Unit(facts, epoch))
             if self._appended - self._done > _MAX_WAITING:
                 await self.flush()
+            elif until is Persistence.SOON and self._timer is None and not self._is_buffered:
+                self._timer = asyncio.get_running_loop().call_later(SOON_S, self._commit_queue)
             return
         await self._push_and_wait(facts, epoch, until)
 
@@ -356,10 +376,10 @@ class SqliteJournal:
             self._is_closed = True
             self._ask()
 
-    def prepare(self) -> None:
-        """Let the writer's thread open the file now, so that the first commit does not wait for it."""
-        self._ask()
-        self._writer.hurry()
+    @property
+    def has_short_commits(self) -> bool:
+        """Whether the disk is so fast that a short write may run on the event loop's thread."""
+        return self._commit_s < SHORT_S
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -374,16 +394,7 @@ class SqliteJournal:
     async def _push_and_wait(self, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
         loop = asyncio.get_running_loop()
         unit = _Unit(facts, epoch, until, waiter := loop.create_future(), loop)
-        if self._can_commit_here(until) and self._writing.acquire(blocking=False):
-            try:
-                self._has_committed_here = True
-                loop.call_soon(self._end_round)
-                self._appended += unit.size
-                self._queue.append(unit)
-                self._write_queue(turn_s=0.0, here=loop)
-            finally:
-                self._writing.release()
-        else:
+        if until is Persistence.SYNCED or not self._commit_here(loop, unit):
             self._is_urgent = True
             self._push(unit)
             self._writer.hurry()
@@ -393,17 +404,40 @@ class SqliteJournal:
         finally:
             self._waiting -= 1
 
-    def _can_commit_here(self, until: Persistence) -> bool:
+    def _commit_queue(self) -> None:
+        """Commit the queued facts now, without a caller that waits."""
+        self._timer = None
+        if self._appended == self._done or self._writer is not group_writer():
+            return
+        if not self._commit_here(asyncio.get_running_loop()):
+            self._is_urgent = True
+            self._ask()
+            self._writer.hurry()
+
+    def _commit_here(self, loop: asyncio.AbstractEventLoop, *units: _Unit) -> bool:
+        """Commit these units and all queued ones on the loop's thread; return False if the writer's thread should."""
+        if not self._can_commit_here() or not self._writing.acquire(blocking=False):
+            return False
+        try:
+            self._has_committed_here = True
+            loop.call_soon(self._end_round)
+            self._appended += sum([unit.size for unit in units])
+            self._queue.extend(units)
+            self._write_queue(turn_s=0.0, here=loop)
+        finally:
+            self._writing.release()
+        return True
+
+    def _can_commit_here(self) -> bool:
         """Return whether a commit is faster on the loop's thread than a wait for the writer's thread.
 
         It is if no other caller waits, so that no commit could be shared, and if the last commit was short.
         """
         return (
-            until is Persistence.COMMITTED
-            and self._file is not None
+            self._file is not None
             and not self._waiting
             and not self._has_committed_here
-            and self._commit_s < SHORT_S
+            and self.has_short_commits
             and self._appended - self._done < _GO
         )
 
@@ -468,8 +502,7 @@ class SqliteJournal:
             self._lock.close()
             file, self._file = self._file, None
             if file is not None:
-                # Merging the log into the file takes milliseconds; meanwhile the writer serves other runs.
-                threading.Thread(target=file.close, name="ensemble-ray-record-close", daemon=True).start()
+                self._writer.close_later(file)
 
     def _next_group(self, limit: int) -> list[_Unit]:
         group: list[_Unit] = []

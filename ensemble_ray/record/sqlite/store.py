@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Collection, Coroutine, Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
@@ -95,6 +95,13 @@ def _record(directory: RunDirectory, fact: Fact, *, is_owned: bool) -> tuple[Gat
 T = TypeVar("T")
 
 
+class _Acquired(NamedTuple):
+    """A run that this process owns now."""
+
+    file: SqliteFile
+    epoch: int
+
+
 class SqliteStore:
     def __init__(self, home: Path, *, patience_s: float = PATIENCE_S) -> None:
         self._home = home
@@ -102,17 +109,24 @@ class SqliteStore:
         #: runs that had ended when they were last listed
         self._ended: dict[str, tuple[int, RecordedRun]] = {}
 
-    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+    async def begin(
+        self, run_id: str, *, origin: str = "", is_buffered: bool = False, state: RunState = RunState.PENDING
+    ) -> OwnedRun:
         directory = RunDirectory(self._home, run_id)
-        await _hold(directory, threads.run(directory.begin, origin))
-        journal = self._journal(directory, is_buffered=is_buffered)
-        journal.prepare()
-        return _OwnedRun(directory, journal, 0)
+        acquired = await _hold(directory, threads.run(self._begin, directory, origin, state))
+        return self._own(directory, acquired, is_buffered=is_buffered)
 
-    async def claim(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+    async def claim(
+        self,
+        run_id: str,
+        *,
+        is_buffered: bool = False,
+        by_force: bool = False,
+        state: RunState = RunState.PENDING,
+    ) -> OwnedRun:
         directory = existing_run(run_id, self._home)
-        file, epoch = await _hold(directory, threads.run(self._claim, directory, by_force=by_force))
-        return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch)
+        acquired = await _hold(directory, threads.run(self._claim, directory, state, by_force=by_force))
+        return self._own(directory, acquired, is_buffered=is_buffered)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
         directory = existing_run(run_id, self._home)
@@ -196,9 +210,20 @@ class SqliteStore:
             directory.path, directory.run_id, is_buffered=is_buffered, file=file, patience_s=self._patience_s
         )
 
-    def _claim(self, directory: RunDirectory, *, by_force: bool) -> tuple[SqliteFile, int]:
-        """Acquire the run and raise its epoch, atomically for other processes. Return the file and the epoch."""
-        with self._owning(directory, by_force=by_force):
+    def _own(self, directory: RunDirectory, acquired: _Acquired, *, is_buffered: bool) -> OwnedRun:
+        journal = self._journal(directory, is_buffered=is_buffered, file=acquired.file)
+        return _OwnedRun(directory, journal, acquired.epoch)
+
+    def _begin(self, directory: RunDirectory, origin: str, state: RunState) -> _Acquired:
+        """Create the run, and open its file here, so that the first commit does not wait for that."""
+        directory.begin(origin, state)
+        with self._locked(directory) as lock:
+            lock.acquire_or_raise(self._patience_s)
+            return _Acquired(SqliteFile(directory.path), 0)
+
+    def _claim(self, directory: RunDirectory, state: RunState, *, by_force: bool) -> _Acquired:
+        """Acquire the run and raise its epoch, atomically for other processes."""
+        with self._owning(directory, state, by_force=by_force):
             file = SqliteFile(directory.path)
             try:
                 with file.transaction():
@@ -206,13 +231,13 @@ class SqliteStore:
             except BaseException:
                 file.close()
                 raise
-        return file, epoch
+        return _Acquired(file, epoch)
 
     def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
         """Record the loss, atomically for other processes, keep a copy of the log, and release the run."""
         if loss_in(directory.path, has_texts=True) is None:
             return False
-        with self._owning(directory, by_force=by_force):
+        with self._owning(directory, RunState.PENDING, by_force=by_force):
             loss = loss_in(directory.path, has_texts=True)
             if loss is None:
                 directory.ownership.release()
@@ -235,13 +260,19 @@ class SqliteStore:
         return True
 
     @contextlib.contextmanager
-    def _owning(self, directory: RunDirectory, *, by_force: bool) -> Generator[None]:
+    def _owning(self, directory: RunDirectory, state: RunState, *, by_force: bool) -> Generator[None]:
         """Own the run as its only writer inside the block. If the block fails, release the run."""
+        with self._locked(directory) as lock:
+            (lock.seize if by_force else lock.acquire_or_raise)(self._patience_s)
+            directory.own(state, by_force=by_force)
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, directory: RunDirectory) -> Generator[CommitLock]:
+        """Yield the run's commit lock, free, and close it afterwards. If the block fails, release the run."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
-            (lock.seize if by_force else lock.acquire_or_raise)(self._patience_s)
-            directory.own(by_force=by_force)
-            yield
+            yield lock
         except (OSError, sqlite3.Error) as error:
             directory.ownership.release()
             raise cannot_write(directory.path / RECORD, error) from error
@@ -260,18 +291,22 @@ def _raised_epoch(file: SqliteFile) -> int:
 
 
 async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
-    """Run the work that acquires the run. If the caller is cancelled, release the run after the work."""
+    """Run the work that acquires the run. If the caller is cancelled, close the file and release the run after it."""
 
-    def release(job: asyncio.Future[T]) -> None:
-        if not job.cancelled():
-            job.exception()  # mark it as retrieved
-        directory.ownership.release()
+    async def release() -> None:
+        try:
+            acquired = await job
+            if isinstance(acquired, _Acquired):
+                await threads.run(acquired.file.close)
+        finally:
+            directory.ownership.release()
 
     job = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
-        job.add_done_callback(release)
+        releasing = asyncio.ensure_future(release())
+        releasing.add_done_callback(lambda done: None if done.cancelled() else done.exception())  # mark it as retrieved
         raise
 
 
@@ -282,7 +317,10 @@ class _OwnedRun:
         self.epoch = epoch
 
     async def write_state(self, state: RunState) -> None:
-        await threads.run(self._directory.write_state, state)
+        if self.journal.has_short_commits:  # the change of threads would take longer
+            self._directory.write_state(state)
+        else:
+            await threads.run(self._directory.write_state, state)
 
     async def is_cancel_asked(self) -> bool:
         return self._directory.is_cancel_asked()

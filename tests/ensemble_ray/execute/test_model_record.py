@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from pydantic import BaseModel
 
-from ensemble_ray import ChatMessage, RetryPolicy, Task
+from ensemble_ray import ChatMessage, Effect, RetryPolicy, Task
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.journal import MemoryJournal
@@ -41,27 +42,39 @@ async def test_an_answer_waits_for_nothing_when_the_task_ends_with_it() -> None:
     """S-DUR-2: the task's own output is committed, and the answer with it: one commit."""
     journal = WatchedJournal()
     await Bench(agents={"draft": writer(ScriptedModel("Done"))}, journal=journal).run()
-    assert journal.waits_of("draft#0/0/model") == [Persistence.QUEUED]
+    assert journal.waits_of("draft#0/0/model") == [Persistence.SOON]
+    assert journal.waits_of("draft#0") == [Persistence.COMMITTED]
 
 
-async def test_an_answer_is_committed_when_a_correction_may_follow() -> None:
-    """S-DUR-2: the next request depends on it, and nothing comes between them."""
+async def test_an_answer_waits_for_nothing_when_a_correction_may_follow() -> None:
+    """S-DUR-2: the next request may leave while the answer is being committed."""
     journal = WatchedJournal()
     model = ScriptedModel("no JSON", '{"city": "Bern"}')
     bench = Bench(agents={"draft": writer(model)}, journal=journal)
     bench.tasks["draft"] = Task(description="Do draft", expected_output="A city", output_type=City)
     assert (await bench.run()).status == "completed"
-    assert journal.waits_of("draft#0/0/model") == [Persistence.COMMITTED]
-    assert journal.waits_of("draft#0/1/model") == [Persistence.COMMITTED]
+    assert journal.waits_of("draft#0/0/model") == [Persistence.SOON]
+    assert journal.waits_of("draft#0/1/model") == [Persistence.SOON]
 
 
-async def test_the_record_is_waited_for_when_no_tool_of_an_answer_was_called() -> None:
-    """S-DUR-2: an unknown tool leaves no fact that would be waited for."""
+async def test_nothing_is_waited_for_when_no_tool_of_an_answer_was_called() -> None:
+    """S-DUR-2: an unknown tool leaves no fact; the answer is committed soon all the same."""
     journal = WatchedJournal()
     model = ScriptedModel(call("nonsense"), "Done")
     await Bench(agents={"draft": writer(model, tools=[Search()])}, journal=journal).run()
-    model_then_barrier = journal.appends.index((("draft#0/0/model",), Persistence.QUEUED)) + 1
-    assert journal.appends[model_then_barrier] == ((), Persistence.COMMITTED)
+    assert journal.waits_of("draft#0/0/model") == [Persistence.SOON]
+    assert ((), Persistence.COMMITTED) not in journal.appends
+
+
+@pytest.mark.parametrize("effect", ["none", "once"])
+async def test_output_waits_as_its_run_says_unless_the_task_had_an_effect(effect: Effect) -> None:
+    """S-DUR-2: where all facts of a run are in one queue, the next request may leave before they are committed."""
+    journal = WatchedJournal()
+    _, model = searching(Search())
+    bench = Bench(agents={"draft": writer(model, tools=[Search(effect)])}, journal=journal)
+    bench.runner.ports = replace(bench.runner.ports, report_after=Persistence.SOON)
+    await bench.run()
+    assert journal.waits_of("draft#0") == [Persistence.SOON if effect == "none" else Persistence.COMMITTED]
 
 
 async def test_nothing_more_is_waited_for_when_a_tool_was_called() -> None:

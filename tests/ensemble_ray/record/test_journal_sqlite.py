@@ -85,8 +85,9 @@ async def test_record_holds_readable_text(tmp_path: Path) -> None:
     assert rows(tmp_path, "SELECT * FROM epochs") == [("a#0", 3)]
 
 
-async def test_appending_touches_no_file(tmp_path: Path) -> None:
-    """Facts are rendered and written in the writer's thread; here they are only queued."""
+async def test_appending_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts are rendered and written in the writer's thread, unless commits are short; here they are only queued."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite.journal.SHORT_S", 0.0)
     seen: list[threading.Thread] = []
     run = await SqliteStore(tmp_path).begin(RUN)
     await run.journal.append([fact(value=Watched(seen))], until=Persistence.COMMITTED)

@@ -27,10 +27,10 @@ def bench_of(
 
 @pytest.mark.parametrize(
     ("effect", "begun"),
-    [("none", Persistence.COMMITTED), ("idempotent", Persistence.SYNCED), ("once", Persistence.SYNCED)],
+    [("none", Persistence.SOON), ("idempotent", Persistence.SYNCED), ("once", Persistence.SYNCED)],
 )
 async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect, begun: Persistence) -> None:
-    """S-DUR-3, S-DUR-22: what only reads need not wait for the disk; every result is written before the model is asked again."""
+    """S-DUR-2, S-DUR-3: what only reads waits for no commit; every result is committed before a listener hears of it."""
     bench, journal = bench_of(Search(effect), calls=("search",))
     await bench.run()
     assert journal.degrees_of("tool_intent", "tool_result") == [
@@ -42,13 +42,23 @@ async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect,
     ] == effect
 
 
+@pytest.mark.parametrize("effect", ["none", "once"])
+async def test_result_of_a_read_waits_for_nothing_when_nobody_listens(effect: Effect) -> None:
+    """S-DUR-2: the next request may leave while it is being committed; the result of an effect waits."""
+    bench, journal = bench_of(Search(effect), calls=("search",))
+    bench.sink.wants = lambda _: False  # type: ignore[method-assign]  a run without listeners
+    await bench.run()
+    expected = Persistence.SOON if effect == "none" else Persistence.COMMITTED
+    assert [degree for _, degree in journal.degrees_of("tool_result")] == [expected]
+
+
 async def test_results_of_reading_calls_wait_together_when_several_run() -> None:
-    """S-DUR-22: the last one that comes back waits for all; the next model call depends on them all."""
+    """S-DUR-2: the last one that comes back waits for all, before listeners hear of them."""
     bench, journal = bench_of(Search("none"), calls=("search", "search", "search"))
     await bench.run()
     assert [degree for _, degree in journal.degrees_of("tool_result")] == [
-        Persistence.QUEUED,
-        Persistence.QUEUED,
+        Persistence.SOON,
+        Persistence.SOON,
         Persistence.COMMITTED,
     ]
 
@@ -58,7 +68,7 @@ async def test_batch_is_written_when_an_unknown_tool_comes_last() -> None:
     bench, journal = bench_of(Search("none"), calls=("search", "nowhere"))
     await bench.run()
     assert journal.degrees_of("tool_intent", "tool_result") == [
-        ("tool_intent", Persistence.COMMITTED),
+        ("tool_intent", Persistence.SOON),
         ("tool_result", Persistence.COMMITTED),
     ]
 
