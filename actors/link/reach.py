@@ -121,25 +121,38 @@ class BatchSender(Generic[Entry]):
         #: entries of the next batch
         self.waiting: list[Entry] = []
         self._sending: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether all entries are sent."""
         return self._sending is None and not self.waiting
 
-    def add(self, *entries: Entry) -> None:
+    def add(self, *entries: Entry, within_s: float = 0.0) -> None:
+        """Send entries with the next batch. They may wait this long for others."""
+        has_due = self._timer is None and bool(self.waiting)
         self.waiting.extend(entries)
-        if self._sending is None and self.waiting:
-            self._sending = asyncio.get_running_loop().create_task(self._run())
+        if within_s == 0.0 or has_due:
+            self._start()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(within_s, self._start)
 
     async def flush(self) -> None:
         """Return when all entries so far are sent."""
+        self._start()
         if self._sending is not None:
             await asyncio.wait([self._sending])
 
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sending is None and self.waiting:
+            self._sending = asyncio.get_running_loop().create_task(self._run())
+
     async def _run(self) -> None:
         try:
-            while self.waiting:
+            while self.waiting and self._timer is None:
                 batch, self.waiting = self.waiting, []
                 await self._send(batch)
         finally:

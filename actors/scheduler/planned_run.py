@@ -42,7 +42,7 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
 from ensemble_ray.runs.outputs import SpooledOutputs, recall_output
-from ensemble_ray.runs.ownership import DecisionWatch, watch_for_cancel
+from ensemble_ray.runs.ownership import GRACE_S, DecisionWatch, watch_for_cancel
 from ensemble_ray.runs.planned import ClaimedRun
 from ensemble_ray.runs.planned_tasks import LOGGER as PLANNED_LOGGER
 from ensemble_ray.runs.planned_tasks import PlannedTasks
@@ -170,10 +170,12 @@ class PlannedRun:
         await self._coordinator.begun
 
     async def cancel(self) -> None:
-        await self._coordinator.cancel()
+        async with self._session.without_continuations(patience_s=GRACE_S):
+            await self._coordinator.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
-        return await self._coordinator.inject(directive)
+        async with self._session.without_continuations():
+            return await self._coordinator.inject(directive)
 
     async def report(self, reports: Sequence[wire.WireResult]) -> None:
         await self._session.report(reports)
@@ -185,10 +187,12 @@ class PlannedRun:
 
     def start(self, orders: Sequence[wire.WireOrder]) -> None:
         """Start these tasks after the events that were announced before."""
-        if self._announcements is None:
-            self._session.submit(orders)
-        else:
+        if self._announcements is not None:
             self._announcements.start(orders)
+            return
+        if len(orders) == 1 and self._session.may_continue(orders[0]):
+            orders = [self._session.continue_with(orders[0], self._tasks.list_following(orders[0]))]
+        self._session.submit(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
         waiting = [] if self._announcements is None else self._announcements.withdraw(instances)

@@ -81,6 +81,10 @@ class GroupOwner(Protocol):
 
     async def report(self, reports: Sequence[WireResult]) -> None: ...
 
+    def on_death(self, lease: Lease) -> None:
+        """Handle the death of a process, before its tasks are dispatched again."""
+        ...
+
 
 class ProcessGroups:
     """The processes of one run, by group.
@@ -140,7 +144,7 @@ class ProcessGroups:
             self._orders[order.instance] = order
             batches.setdefault(lease.name, (lease, []))[1].append(replace(order, description=""))
         for lease, batch in batches.values():
-            if len(batch) <= MOST_DIRECT:
+            if len(batch) <= MOST_DIRECT and batch[0].continuation is None:
                 for order in batch:
                     self._send(lease, self._perform(lease, order))
             else:
@@ -158,10 +162,22 @@ class ProcessGroups:
         """Dispatch an order again that a process could not start."""
         if self._table.epoch_of(report.instance) == report.epoch:
             order = self._orders[report.instance]
-            lease = self._by_name.get(self._table.process_of(report.instance) or "")
+            lease = self.lease_of(report.instance)
             if lease is not None:
                 lease.templates.pop(order.agent_key or "", None)
-            self.start([order])
+            self.start([replace(order, continuation=None)])
+
+    def adopt(self, order: WireOrder, lease: Lease) -> None:
+        """Add an order that a process started by itself."""
+        self._table.record_dispatch(order.instance, order.epoch, lease.name)
+        self._orders[order.instance] = order
+
+    def count_death(self, instance: str) -> None:
+        self._table.count_death(instance)
+
+    def lease_of(self, instance: str) -> Lease | None:
+        """Return the process that has an order."""
+        return self._by_name.get(self._table.process_of(instance) or "")
 
     def stop(self, instances: Iterable[str]) -> None:
         """Stop running tasks. `end_stuck` ends processes that do not stop theirs."""
@@ -363,6 +379,7 @@ class ProcessGroups:
             self._failed_starts = 0 if lease.is_ready else self._failed_starts + 1
             if self._failed_starts < MOST_DEATHS:
                 self._move_callables()
+        self._owner.on_death(lease)
         following = self._table.mark_lost(lease.name)
         self._by_name.pop(lease.name, None)
         count = len(following.to_retry) + len(following.hopeless)
@@ -370,7 +387,8 @@ class ProcessGroups:
             _log.warning("An agent process died with %d tasks: %s", count, last_line(error))
         # Without the questions that follow it (`asks`), since they may have killed the process.
         self.start(
-            replace(self._orders[name], epoch=self._table.epoch_of(name) or 0, asks=None) for name in following.to_retry
+            replace(self._orders[name], epoch=self._table.epoch_of(name) or 0, asks=None, continuation=None)
+            for name in following.to_retry
         )
         if following.hopeless:
             self._fail(lease, following.hopeless, error)

@@ -7,10 +7,11 @@ through `process_groups` and returns reports. It keeps no state about a reported
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ import ray.exceptions
 from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_result
 from ensemble_ray.actors.link.reach import BackgroundTasks, BatchSender, last_line
+from ensemble_ray.actors.scheduler.continuations import Continuations
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Lease, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError, ValidationError
@@ -116,6 +118,7 @@ class RunSession:
         self._callables = CallablesDelivery(
             opening.run_id, self._groups, opening.callables, ready=self._dispatch, lost=self._fail
         )
+        self._continuations = Continuations(opening.run_id, self._groups, self.report)
         #: unreported tasks: instance -> template of its agent, or empty for a handler
         self._in_flight: dict[str, str] = {}
         self._background = BackgroundTasks()
@@ -160,9 +163,22 @@ class RunSession:
         own = callables or {}
         accepted = [order for order in orders if self._accept(order, own.get(order.instance))]
         self._callables.send((each, own[each.instance]) for each in accepted if each.instance in own)
-        self._dispatch([order for order in accepted if order.instance not in own])
+        self._continuations.dispatch((order for order in accepted if order.instance not in own), self._dispatch)
         self._callables.trim()
         self._templates.trim()
+
+    def may_continue(self, order: wire.WireOrder) -> bool:
+        """Whether the process of this order may start the tasks that follow it."""
+        return order.agent_key is not None and self._continuations.may_begin(self.group_of(order))
+
+    def continue_with(self, order: wire.WireOrder, following: Sequence[wire.WireOrder]) -> wire.WireOrder:
+        return self._continuations.begin(order, following)
+
+    @contextlib.asynccontextmanager
+    async def without_continuations(self, *, patience_s: float | None = None) -> AsyncGenerator[None]:
+        """Let no process start a task by itself (`Continuations.suspended`)."""
+        async with self._continuations.suspended(patience_s):
+            yield
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks. A process that does not stop its task in time is ended."""
@@ -178,6 +194,7 @@ class RunSession:
         for report in reports:
             if report.status == "unknown_template":
                 self._groups.retry(report)
+        reports = self._continuations.accept_reports(reports)
         fresh = self._groups.accept_reports(each for each in reports if each.status != "unknown_template")
         for report in fresh:
             self._release(report.instance, report.key)
@@ -205,6 +222,7 @@ class RunSession:
 
     async def close(self, *, keep: wire.Keep | None) -> None:
         """Release all processes. After this call no process is started, whatever dies."""
+        self._continuations.drop()
         await self._groups.close(keep=keep)
 
     def _accept(self, order: wire.WireOrder, callables: wire.TaskCallables | None) -> bool:
@@ -298,6 +316,9 @@ class RunSession:
 
     def may_share(self, group: str) -> bool:
         return group == CALLABLES or not self._placement.is_isolated(group)
+
+    def on_death(self, lease: Lease) -> None:
+        self._continuations.on_death(lease)
 
     def on_ready(self, group: str) -> None:
         if not self._groups.is_closed and group in self._placement.groups:

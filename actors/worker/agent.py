@@ -155,6 +155,10 @@ class AgentActor:
         await asyncio.wait([self._binding(run_id)])
         self._host.stop(run_id, instances)
 
+    async def revoke(self, run_id: str, number: int) -> Sequence[str]:
+        """Start no more tasks of continuations up to this number by itself. Return the running tasks of the run."""
+        return await self._host.revoke(run_id, number)
+
     async def release(self, run_id: str) -> bool:
         """Remove a run. Return whether this process may serve another run."""
         self._remote_callables.pop(run_id, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,12 +16,12 @@ import ray.exceptions
 
 from ensemble_ray.actors.link.events import note_lost_events
 from ensemble_ray.actors.link.packing import make_undone_result, pack_result, unpack, unpack_order
-from ensemble_ray.actors.link.reach import BatchSender, last_line, patiently, reach
+from ensemble_ray.actors.link.reach import BackgroundTasks, BatchSender, last_line, patiently, reach
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
 from ensemble_ray.execute.local_executor import LocalExecutor, RefCountedCache, apply_overrides
-from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import Continuation, OutputOf, Peers, RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import Callables, RunnerPorts, RunReflections, Spending
 from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetrics
@@ -34,6 +34,9 @@ _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}
 #: How long a lost host of callables may take to be replaced, s.
 _MOVE_S = 30.0
+#: How long the report of a task waits for others if its process goes on by itself, s; and how many wait at most.
+_GATHER_S = 0.02
+_MOST_UNREPORTED = 16
 #: How many processes may die during one call. The callable itself may be the cause.
 _MOST_LOST = 3
 
@@ -52,6 +55,7 @@ class TaskHost:
     def __init__(self, report: Callable[[str, Sequence[WireResult]], Awaitable[None]]) -> None:
         self._report = report
         self._runs: dict[str, _HostedRun] = {}
+        self._background = BackgroundTasks()
 
     def host(
         self,
@@ -101,6 +105,9 @@ class TaskHost:
         """Start these tasks. A task that cannot be loaded here is reported as failed."""
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
+            if order.continuation is not None:
+                self._background.start(self._run_in_turn(run_id, order, order.continuation, templates))
+                continue
             try:
                 loaded.append(hosted.load(order, templates))
             except TemplateUnknownError:
@@ -110,6 +117,32 @@ class TaskHost:
         hosted.templates.trim()
         hosted.executor.start(loaded)
 
+    async def _run_in_turn(
+        self, run_id: str, first: WireOrder, following: Continuation[WireOrder], templates: Mapping[str, bytes]
+    ) -> None:
+        """Run tasks one after the other and report each, until one does not complete or the rest is revoked.
+
+        A process that cannot reach the scheduler starts few tasks by itself.
+        """
+        hosted = self._runs[run_id]
+        outputs: dict[str, bytes] = {}
+        for order in (first, *following.orders):
+            if order is not first:
+                if hosted.revoked >= following.number or self._runs.get(run_id) is not hosted:
+                    return
+                context = [outputs[each.instance] if isinstance(each, OutputOf) else each for each in order.context]
+                order = replace(order, context=context)  # noqa: PLW2901  the same order
+            hosted.in_turn.add(order.instance)
+            report = await self._run_order(hosted, order, templates)
+            goes_on = report.status == "completed" and report.output is not None and order is not following.orders[-1]
+            if len(hosted.outbox.waiting) >= _MOST_UNREPORTED:
+                await hosted.outbox.flush()
+            hosted.outbox.add(report, within_s=_GATHER_S if goes_on else 0.0)
+            hosted.in_turn.remove(order.instance)
+            if not goes_on or report.output is None:
+                return
+            outputs[order.instance] = report.output
+
     async def perform(
         self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
     ) -> WireResult:
@@ -118,19 +151,32 @@ class TaskHost:
         If the task is already running here, because an earlier caller was replaced, the caller receives that report.
         """
         hosted = self._runs[run_id]
+        report = await self._run_order(hosted, order, templates)
+        if report.status != "unknown_template":
+            await hosted.flush()
+        return report
+
+    async def _run_order(self, hosted: _HostedRun, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
         try:
             loaded = hosted.load(order, templates)
         except TemplateUnknownError:
             return _unknown_template(order)
         except Exception as error:  # noqa: BLE001  the task must be reported, whatever loading raised
-            result = _loading_failure(order, error)
-        else:
-            try:
-                result = await hosted.executor.perform(loaded)
-            finally:
-                hosted.release(order.instance)
-        await hosted.flush()
-        return pack_result(result)
+            return pack_result(_loading_failure(order, error))
+        try:
+            return pack_result(await hosted.executor.perform(loaded))
+        finally:
+            hosted.release(order.instance)
+
+    async def revoke(self, run_id: str, number: int) -> Sequence[str]:
+        """Start no more tasks of continuations up to this number. Return the running ones; ended ones are reported."""
+        hosted = self._runs.get(run_id)
+        if hosted is None:
+            return ()
+        hosted.revoked = max(hosted.revoked, number)
+        running = list(hosted.in_turn)
+        await hosted.outbox.flush()
+        return running
 
     def holds(self, run_id: str, instance: str) -> bool:
         return run_id in self._runs and instance in self._runs[run_id].executor.running
@@ -174,6 +220,10 @@ class _HostedRun:
     #: agents by the key in an order
     templates: RefCountedCache[Agent]
     outbox: BatchSender[WireResult]
+    #: number of the last revoked continuation
+    revoked: int = 0
+    #: tasks of continuations that were started and are not reported
+    in_turn: set[str] = field(default_factory=set[str])
     #: instance -> key of its agent's template
     template_of: dict[str, str] = field(default_factory=dict[str, str])
 

@@ -126,6 +126,7 @@ Agent_co = TypeVar("Agent_co", default=Agent, covariant=True)
 Output_co = TypeVar("Output_co", default=TaskOutput, covariant=True)
 #: a failure: the object, or its bytes with a summary
 Failure_co = TypeVar("Failure_co", bound=FailureSummary, default=TaskFailure, covariant=True)
+Order_co = TypeVar("Order_co", covariant=True)
 NewTask = TypeVar("NewTask")
 NewAgent = TypeVar("NewAgent")
 NewOutput = TypeVar("NewOutput")
@@ -237,6 +238,21 @@ class FollowingQuestions(Generic[Output_co]):
     new: tuple[HistoryPart[Output_co], ...]
 
 
+class OutputOf(NamedTuple):
+    """Stands for the output of an earlier task of a continuation, which only the process of the tasks has yet."""
+
+    instance: str
+
+
+class Continuation(NamedTuple, Generic[Order_co]):
+    """Tasks that the process of a task starts by itself, each when the one before it has completed (S-DUR-156)."""
+
+    #: rises with each continuation of a run; `revoke` names it
+    number: int
+    #: their contexts may contain `OutputOf`
+    orders: tuple[Order_co, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     """One task to run."""
@@ -292,6 +308,8 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     reflects_on: Output_co | None = None
     #: predicates that its process evaluates when it has completed; None: there are none, or another process has them
     asks: FollowingQuestions[Output_co] | None = None
+    #: None: the process waits for the next order
+    continuation: Continuation[TaskOrder[Task_co, Agent_co, Output_co]] | None = None
 
     def result(self, status: TaskStatus, at: float, **fields: Any) -> TaskResult:
         """Return a result of this order, with further fields of `TaskResult`."""
@@ -300,7 +318,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     def convert(
         self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
     ) -> TaskOrder[NewTask, NewAgent, NewOutput]:
-        """Return the same order with the user's objects converted, and without `asks`, which runners do not read."""
+        """Return the same order with the user's objects converted, without the fields that runners do not read."""
         order = cast("TaskOrder[NewTask, NewAgent, NewOutput]", self)
         revision = None
         if self.revision is not None:
@@ -314,6 +332,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
             revision=revision,
             reflects_on=None if self.reflects_on is None else output(self.reflects_on),
             asks=None,
+            continuation=None,
         )
 
 

@@ -387,6 +387,10 @@ class DispatchTable:
             held.process, held.epoch = process, epoch
         self._busy.setdefault(process, set()).add(instance)
 
+    def count_death(self, instance: str) -> None:
+        """Count a process that died with an order which it had started by itself."""
+        self._dispatches[instance].deaths += 1
+
     def epoch_of(self, instance: str) -> int | None:
         """Return the epoch of an order's newest dispatch, or None after its report."""
         held = self._dispatches.get(instance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+from ensemble_ray.execute.orders import OutputOf
 from ensemble_ray.items.spool import Spool
 
 Output = TypeVar("Output")
@@ -12,16 +13,18 @@ Output = TypeVar("Output")
 _MEMORY_BYTES = 64 * 1024
 
 
-class OutputStore(Protocol):
-    """Outputs by instance, in one form: objects, or their bytes."""
-
+class ReadableOutputs(Protocol):
     def __contains__(self, instance: str) -> bool: ...
-
-    def put(self, instance: str, output: Any) -> None: ...
 
     def get(self, instance: str) -> Any:
         """Return an output. A KeyError: this instance has none."""
         ...
+
+
+class OutputStore(ReadableOutputs, Protocol):
+    """Outputs by instance, in one form: objects, or their bytes."""
+
+    def put(self, instance: str, output: Any) -> None: ...
 
     def stage(self, instance: str, body: bytes) -> None:
         """Store a recorded output as bytes; it belongs to the run only after a look-up. The newest one counts."""
@@ -94,6 +97,20 @@ class SpooledOutputs:
         if slot is not None:
             self._slots[instance] = slot
         return slot is not None
+
+
+class OutputsToCome:
+    """Outputs of a run, and an `OutputOf` for each task that is still to complete."""
+
+    def __init__(self, outputs: ReadableOutputs, coming: set[str]) -> None:
+        self._outputs = outputs
+        self.coming = coming
+
+    def __contains__(self, instance: str) -> bool:
+        return instance in self.coming or instance in self._outputs
+
+    def get(self, instance: str) -> Any:
+        return OutputOf(instance) if instance in self.coming else self._outputs.get(instance)
 
 
 class ListedOutputs(Sequence[tuple[str, Any]]):

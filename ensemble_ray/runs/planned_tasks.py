@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError
@@ -27,7 +28,7 @@ from ensemble_ray.runs.coordinator import (
     constraint_reasons,
     unit_reasons,
 )
-from ensemble_ray.runs.outputs import ListedOutputs, OutputStore
+from ensemble_ray.runs.outputs import ListedOutputs, OutputsToCome, OutputStore, ReadableOutputs
 from ensemble_ray.runs.unit_evaluations import UnitEvaluations, UnitPorts
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import (
@@ -70,13 +71,14 @@ def make_order(
     start: Start,
     nodes: Mapping[str, Node],
     body: TaskBody[Any],
-    outputs: OutputStore,
+    outputs: ReadableOutputs,
     *,
     run_id: str,
     epoch: int,
     is_sequential: bool,
+    **fields: Any,
 ) -> AnyOrder:
-    """Return the order of a planned task, from its node and the outputs of preceding tasks.
+    """Return the order of a planned task, from its node and the outputs of preceding tasks; `fields` are further fields.
 
     If `is_sequential`, a context task without an output fails the task (S-ENG-11).
     """
@@ -109,11 +111,12 @@ def make_order(
         output_guardrails=body.output_guardrails,
         wants_text=start.wants_text,
         description=node.description,
+        **fields,
     )
 
 
 def gather_context(
-    parts: Sequence[ContextPart], outputs: OutputStore
+    parts: Sequence[ContextPart], outputs: ReadableOutputs
 ) -> tuple[tuple[Any, ...], tuple[tuple[int, int], ...]]:
     """Return the context outputs of a task, and the ranges of outputs that count as one part."""
     context: list[Any] = []
@@ -125,7 +128,7 @@ def gather_context(
     return tuple(context), tuple(joined)
 
 
-def revision_of(changes: Changes | None, outputs: OutputStore) -> Revision[Any] | None:
+def revision_of(changes: Changes | None, outputs: ReadableOutputs) -> Revision[Any] | None:
     """Return the changes for another attempt at the task; None: the task is unchanged."""
     if not isinstance(changes, TaskChanges):
         return None
@@ -149,6 +152,10 @@ class RecordedResults:
         result = self._resumed.results[instance]
         return result if wants_text else replace(result, text=None)
 
+    def has(self, instance: str) -> bool:
+        """Return whether a started task would use a recorded result."""
+        return instance in self._left
+
     def find_stopped(self, instance: str) -> AnyResult | None:
         """Return the recorded work of a stopped task that does not run again (S-DUR-135); None if unknown."""
         return None if self._resumed is None else self._resumed.stopped.get(instance)
@@ -163,6 +170,11 @@ class RecordedResults:
 
 
 _log = bounded_logger(__name__)
+
+
+#: Limits of one continuation: tasks, and bytes of tasks and their contexts. Large messages of an actor overtake each other.
+_MOST_FOLLOWING = 31
+_FOLLOWING_BYTES = 64 * 1024
 
 
 class DeferredReflections:
@@ -359,25 +371,44 @@ class PlannedTasks:
                 self._units.log_start(start.instance)
         self._reporter.submit([self._order(start) for start in starts])
 
-    def _order(self, start: Start) -> AnyOrder:
+    def _order(self, start: Start, outputs: ReadableOutputs | None = None) -> AnyOrder:
         key = node_key(start.instance)
-        order = make_order(
+        return make_order(
             start,
             self._nodes,
             self._bodies(key),
-            self._outputs,
+            outputs or self._outputs,
             run_id=self._journal.run_id,
             epoch=self._journal.epoch,
             is_sequential=self.plan.workflow == "sequential",
-        )
-        return replace(
-            order,
             is_reflected_later=self._later.is_later(key),
             is_resubmission=self.suspended.reactivate(start.instance),
             directives=self.directives.active(),
             switches=self.directives.switches,
-            asks=None if self._units is None else self._units.questions_after(start, order.agent_key),
+            asks=None if self._units is None else self._units.questions_after(start, self._nodes[key].agent_key),
         )
+
+    def list_following(self, order: AnyOrder) -> Sequence[AnyOrder]:
+        """Return the orders of the tasks that certainly follow a running task, if the same agent does them.
+
+        Their contexts contain `OutputOf` for outputs that are still to come. A directive may expire before they start, so
+        there are none with directives.
+        """
+        if order.agent_key is None or order.directives:
+            return ()
+        outputs = OutputsToCome(self._outputs, {order.instance})
+        found: list[AnyOrder] = []
+        size_bytes = 0
+        for instance in islice(self.source.list_following(order.instance), _MOST_FOLLOWING):
+            if self._nodes[node_key(instance)].agent_key != order.agent_key or self._recorded.has(instance):
+                break
+            following = self._order(Start(instance=instance), outputs)
+            size_bytes += sum(len(each) for each in (following.task, *following.context) if isinstance(each, bytes))
+            if size_bytes > _FOLLOWING_BYTES:
+                break
+            found.append(following)
+            outputs.coming.add(instance)
+        return found
 
     def discard(self, instance: str) -> bool:
         """Return False: an order is created as soon as its task starts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol, assert_never
@@ -70,6 +70,10 @@ class PlanSource(Source, Protocol):
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:
         """Return the history that the predicates of a unit see, by the unit's path. It only grows."""
+        ...
+
+    def list_following(self, instance: str) -> Iterator[str]:
+        """Yield the tasks that start after a running task, one after the other and beside no other task, if each completes."""
         ...
 
 
@@ -223,6 +227,14 @@ class Machine:
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:  # noqa: ARG002  the port's signature
         return ()
+
+    def list_following(self, instance: str) -> Iterator[str]:
+        if self._running == {instance} and not (self._ready or self._waiting or self._is_stopping):
+            yield from self._followers(instance)
+
+    def _followers(self, instance: str) -> Iterator[str]:  # noqa: ARG002  the rule of a workflow
+        """Yield the tasks that start after the only running one."""
+        return iter(())
 
     def story(self, instance: str) -> str:
         moves = zip(self._story[::3], self._story[1::3], self._story[2::3], strict=True)

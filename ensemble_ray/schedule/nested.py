@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -149,6 +149,9 @@ class NestedSource:
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:
         nested = self._machines.get(f"{unit}#0")
         return () if nested is None else nested.machine.history
+
+    def list_following(self, instance: str) -> Iterator[str]:  # noqa: ARG002  units decide what follows
+        return iter(())
 
     def results(self) -> tuple[UnitResult, ...]:
         """The results of the ended units in the order of their ends, then those of the units that have begun."""

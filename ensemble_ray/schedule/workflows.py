@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from ensemble_ray.plan.plan import HierarchyRules, Plan
 from ensemble_ray.schedule.hierarchy import violations_of
@@ -29,6 +30,9 @@ class SequentialMachine(Machine):
 
     def _free_slots(self) -> int:
         return 0 if self._running else 1
+
+    def _followers(self, instance: str) -> Iterator[str]:  # noqa: ARG002  as above
+        return (self._instance(each.key) for each in islice(self._members, len(self._completed) + 1, None))
 
     def _advance(self, at: float) -> None:
         position = len(self._completed)
@@ -87,6 +91,21 @@ class ParallelMachine(Machine):
                     self._move(dependent, TaskState.SKIPPED, at)
                     done.append(Skip(instance=dependent, reason=f"context task '{key_of(cause)}' did not complete"))
                     blocked.append(dependent)
+
+    def _followers(self, instance: str) -> Iterator[str]:
+        waits_for: dict[str, int] = {}
+        while True:
+            for dependent in self._dependents.get(instance, ()):
+                waits_for[dependent] = waits_for.get(dependent, self._waits_for[dependent]) - 1
+            started = [
+                each
+                for each in self._dependents.get(instance, ())
+                if not waits_for[each] and self._states[each] is TaskState.PENDING
+            ]
+            if len(started) != 1:
+                return
+            instance = started[0]
+            yield instance
 
     def _free_slots(self) -> int:
         return sys.maxsize if self._cap is None else self._cap - len(self._running)

@@ -1,11 +1,13 @@
-"""`reach`: which calls are tried again, how often, and what ends the tries."""
+"""`reach`: which calls are tried again, how often, and what ends the tries; batches of messages."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
-from ensemble_ray.actors.link.reach import reach
+from ensemble_ray.actors.link.reach import BatchSender, reach
 
 
 class Calls:
@@ -59,3 +61,58 @@ async def test_tries_end_when_the_caller_finds_no_reason_for_another() -> None:
     with pytest.raises(RuntimeError, match="gone"):
         await reach(call, (0.0, 0.0), before_retry=give_up)
     assert call.count == 1
+
+
+class Sent:
+    """Keeps batches; each arrives when it may."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.may = asyncio.Event()
+
+    async def send(self, batch: list[str]) -> None:
+        self.batches.append(batch)
+        await self.may.wait()
+
+
+async def test_entries_that_may_wait_go_with_the_next_entry_that_may_not() -> None:
+    """S-DUR-156."""
+    sent = Sent()
+    sent.may.set()
+    sender = BatchSender(sent.send)
+    sender.add("a", within_s=600.0)
+    sender.add("b", within_s=600.0)
+    assert not sender.is_idle
+    sender.add("c")
+    await sender.flush()
+    assert (sent.batches, sender.is_idle) == ([["a", "b", "c"]], True)
+
+
+async def test_flush_sends_entries_that_may_wait_and_all_before_them() -> None:
+    """S-DUR-156: also with entries that come while a batch is in flight."""
+    sent = Sent()
+    sender = BatchSender(sent.send)
+    sender.add("a")
+    await asyncio.sleep(0)
+    sender.add("b", within_s=600.0)
+    flushing = asyncio.ensure_future(sender.flush())
+    await asyncio.sleep(0)
+    sender.add("c", within_s=600.0)
+    sent.may.set()
+    await flushing
+    assert sent.batches == [["a"], ["b", "c"]]
+
+
+async def test_entries_that_may_wait_do_not_follow_a_batch_immediately() -> None:
+    """S-DUR-156."""
+    sent = Sent()
+    sender = BatchSender(sent.send)
+    sender.add("a")
+    await asyncio.sleep(0)
+    sender.add("b", within_s=600.0)
+    sent.may.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (sent.batches, sender.is_idle) == ([["a"]], False)
+    await sender.flush()
+    assert sent.batches == [["a"], ["b"]]

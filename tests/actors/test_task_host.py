@@ -14,7 +14,7 @@ from ensemble_ray.actors.link.packing import pack_order, unpack_result
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.worker.task_host import TaskHost
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import RunContext, TaskOrder
+from ensemble_ray.execute.orders import Continuation, OutputOf, RunContext, TaskOrder
 from ensemble_ray.llm.limits.limiter import process_limiter
 from ensemble_ray.ports import Services
 from ensemble_ray.record.journal import MemoryJournal
@@ -61,9 +61,11 @@ class Sent:
 
     def __init__(self) -> None:
         self.reports: list[WireResult] = []
+        self.changed = asyncio.Event()
 
     async def report(self, run_id: str, reports: Sequence[WireResult]) -> None:
         self.reports.extend(reports)
+        self.changed.set()
 
 
 class Bench:
@@ -193,3 +195,62 @@ async def test_task_whose_agent_cannot_be_loaded_is_a_failed_report(bench: Bench
         report = await bench.host.perform("run", order, {"kind.1": b"no pickle"})
         assert report.failure is not None
         assert (report.status, report.failure.error_type) == ("failed", "ValidationError")
+
+
+def continued(*instances: str) -> WireOrder:
+    """A task, and others that each have the output of the one before as context."""
+    first, *rest = instances
+    orders = [
+        replace(wire(instance=each, key=each, depth=0), context=(OutputOf(before),))  # type: ignore[arg-type]  stands for bytes
+        for before, each in zip(instances, rest, strict=False)
+    ]
+    return replace(wire(instance=first, key=first, depth=0), continuation=Continuation(1, tuple(orders)))
+
+
+async def reported(bench: Bench, count: int) -> list[tuple[str, str]]:
+    while len(bench.target.reports) < count:
+        bench.target.changed.clear()
+        await bench.target.changed.wait()
+    return [(report.instance, report.status) for report in bench.target.reports]
+
+
+async def test_tasks_of_a_continuation_run_in_turn_and_are_all_reported(bench: Bench) -> None:
+    """S-DUR-156."""
+    bench.model.may.set()
+    bench.host.accept("run", [continued("a", "b", "c")])
+    assert await reported(bench, 3) == [("a", "completed"), ("b", "completed"), ("c", "completed")]
+    assert bench.model.count == 3
+
+
+async def test_continuation_ends_when_a_task_does_not_complete(bench: Bench) -> None:
+    """S-DUR-156, S-ENG-13."""
+    order = continued("a", "b", "c")
+    assert order.continuation is not None
+    broken = (replace(order.continuation.orders[0], task=b"no pickle"), *order.continuation.orders[1:])
+    bench.model.may.set()
+    bench.host.accept("run", [replace(order, continuation=Continuation(1, broken))])
+    assert await reported(bench, 2) == [("a", "completed"), ("b", "failed")]
+    assert await bench.host.revoke("run", 1) == []
+    assert bench.model.count == 1
+
+
+async def test_revoked_continuation_starts_no_further_task(bench: Bench) -> None:
+    """S-DUR-156: what had begun goes on and is told; an order that arrives later is alone."""
+    bench.host.accept("run", [continued("a", "b", "c")])
+    await bench.model.asked.wait()
+    assert await bench.host.revoke("run", 1) == ["a"]
+    bench.model.may.set()
+    assert await reported(bench, 1) == [("a", "completed")]
+    bench.host.accept("run", [continued("x", "y")])
+    assert await reported(bench, 2) == [("a", "completed"), ("x", "completed")]
+    assert bench.model.count == 2
+    assert await bench.host.revoke("other", 1) == ()
+
+
+async def test_stopped_task_of_a_continuation_is_the_last_one(bench: Bench) -> None:
+    """S-DUR-156, S-SET-27."""
+    bench.host.accept("run", [continued("a", "b")])
+    await bench.model.asked.wait()
+    bench.host.stop("run", ["a"])
+    assert await reported(bench, 1) == [("a", "cancelled")]
+    assert bench.model.count == 1
