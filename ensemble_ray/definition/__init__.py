@@ -1,4 +1,4 @@
-"""Definitions: frozen values that a user declares. They hold specifications, never clients, locks or handles."""
+"""Definitions: frozen values that a user declares, without clients, locks or handles."""
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition

@@ -13,40 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Unpa
 
 from pydantic import Field, SkipValidation
 
-from ensemble_ray.definition.fields import (
-    TEAM_MODEL,
-    CopiedMapping,
-    Identified,
-    ModelField,
-    StrictAmount,
-    StrictInt,
-    StrictText,
-    ToolsField,
-    check_exclusive,
-    check_positive,
-    check_text,
-    check_tools,
-    checks_arguments,
-    escape_template,
-    initially,
-    limit_own_model,
-    replace_limit,
-    unescape_template,
-)
+from ensemble_ray.definition import fields
 from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.ports import RunsTask
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.text.foreign_text import whole_text
-from ensemble_ray.tools.a2a.client import (
-    IDEMPOTENT_MESSAGES,
-    A2ATool,
-    AgentAddress,
-    RemoteAgentError,
-    RemoteAnswer,
-    ask_agent,
-    fetch_card,
-    seconds_of,
-)
+from ensemble_ray.tools.a2a import client
 from ensemble_ray.tools.tool import AgentTool
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.messages import ChatMessage, Effect, OnIncomplete
@@ -62,115 +34,106 @@ if TYPE_CHECKING:
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Runtime
 
-    #: Accepted by `history=`: an earlier output, or alternating questions and answers.
+    #: An earlier output, or alternating questions and answers.
     History: TypeAlias = AgentOutput[Any] | Sequence[ChatMessage]
 
 _EFFECTS = get_args(Effect)
 _DEFAULT_MAX_ITERATIONS = 25
-#: Time to wait for a run to end after the reader of its stream has left, s.
-_RELEASE_S = 10.0
+_RELEASE_S = 10.0  # wait for a run to end after the reader of its stream has left
 
 if TYPE_CHECKING:
     AmountsField = Accepts[Mapping[str, float], Mapping[str, float] | None]
     LabelsField = Accepts[Mapping[str, str], Mapping[str, str] | None]
 else:
-    AmountsField = CopiedMapping[StrictText, StrictAmount]
-    LabelsField = CopiedMapping[StrictText, StrictText]
+    AmountsField = fields.CopiedMapping[fields.StrictText, fields.StrictAmount]
+    LabelsField = fields.CopiedMapping[fields.StrictText, fields.StrictText]
 
 
-class Agent(Identified):
+class Agent(fields.Identified):
     """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles and answers questions.
 
-    One agent may serve many tasks and many runs at the same time. It is equal only to itself.
+    One agent may serve many tasks and runs at the same time. It is equal only to itself.
 
     Attributes:
         role: Its function, such as `"Researcher"`; shown in prompts, events and traces.
         goal: The purpose of its work.
-        background: Experience and manner. Prompts show it after the role.
-        tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
-            task is one model call.
+        background: Experience and manner.
+        tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s.
         llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`. Default: the model of the ensemble.
-        runner: Does its tasks in place of a model and tools: an object with `run(request)`, such as an agent of another
-            framework; see `RunsTask`.
-        runner_effect: Whether the runner may run again after a crash, as `Task.effect` of a handler. None: the attribute
-            `effect` of the runner, else `once`.
+        runner: In place of a model and tools: an object with `run(request)`, such as an agent of another framework; see
+            `RunsTask`.
+        runner_effect: Whether the runner may run again after a crash, as `Task.effect`. None: the runner's attribute
+            `effect`, else `once`.
         stream: Whether answers stream. None: as the task, then the ensemble declares.
         verbose: Whether prompts and answers are logged at INFO.
         max_iterations: Tool requests allowed per task; > 0.
-        response_format: Instructions on the form of the answer, added to the end of the system prompt.
+        response_format: Instructions on the form of the answer, at the end of the system prompt.
         allow_delegation: Whether it may delegate work to the ensemble's other agents with the tool `delegate`.
-        rate_limit: Limit of this agent's model calls, shared by all its runs; `llm` is then the limited model.
-        max_concurrency: Tasks that one process of it does at the same time; None: no limit.
-        replicas: Processes that host it on Ray. Each has a copy of the state of its tools.
-        on_incomplete: How an answer that is empty or was cut off is handled. `"warn"`: it is used, with a warning;
-            `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails; None: as the
-            ensemble declares.
-        keep_reasoning: Whether answers keep reasoning in tags such as `<think>`. By default reasoning is stored apart
-            from the answer.
-        isolation: `"process"`: it always has a process on Ray that no other agent and no other run uses; `"shared"`: it
-            never has one; None: the runtime decides.
-        num_cpus: Processors that each of its processes on Ray reserves on its node. 0, the default, fits an agent that
-            waits for models.
-        num_gpus: GPUs that each of its processes reserves; fractions below 1 are possible.
-        resources: Amounts of custom cluster resources that each of its processes reserves, by name.
-        labels: Labels that its node must have, by name: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
+        rate_limit: Limit of its model calls in all its runs.
+        max_concurrency: Tasks that one process does at the same time; None: no limit.
+        replicas: Processes that host it on Ray, each with a copy of the state of its tools.
+        on_incomplete: An empty or cut answer: `"warn"`: is used; `"fail"`: fails the task; `"retry"`: is requested again, at
+            most twice; None: as the ensemble declares.
+        keep_reasoning: Whether answers keep reasoning in tags such as `<think>`, in place of storing it apart.
+        isolation: `"process"`: own processes on Ray in each run; `"shared"`: never; None: the runtime decides.
+        num_cpus: Processors that each process reserves; 0 fits an agent that waits for models.
+        num_gpus: GPUs that each process reserves, also fractions below 1.
+        resources: Amounts of custom cluster resources that each process reserves, by name.
+        labels: Labels of its node, by name: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
     """
 
-    role: StrictText = Field(kw_only=False)
-    goal: StrictText = Field(kw_only=False)
-    background: StrictText | None = None
-    tools: ToolsField = initially(())
-    llm: ModelField = initially(TEAM_MODEL)
+    role: fields.StrictText = Field(kw_only=False)
+    goal: fields.StrictText = Field(kw_only=False)
+    background: fields.StrictText | None = None
+    tools: fields.ToolsField = fields.initially(())
+    llm: fields.ModelField = fields.initially(fields.TEAM_MODEL)
     runner: Annotated[RunsTask | None, SkipValidation] = None
     runner_effect: Effect | None = None
-    #: Written as `stream=`. The attribute has another name, since the method `stream` streams a run's events.
-    is_streaming: bool | None = Field(default=None, alias="stream")
+    is_streaming: bool | None = Field(default=None, alias="stream")  # written as `stream=`, since `stream` is a method
     verbose: bool = False
-    max_iterations: StrictInt = _DEFAULT_MAX_ITERATIONS
-    response_format: StrictText = ""
+    max_iterations: fields.StrictInt = _DEFAULT_MAX_ITERATIONS
+    response_format: fields.StrictText = ""
     on_incomplete: OnIncomplete | None = None
     keep_reasoning: bool = False
     allow_delegation: bool = False
     rate_limit: RateLimit | None = None
-    max_concurrency: StrictInt | None = None
-    replicas: StrictInt = 1
+    max_concurrency: fields.StrictInt | None = None
+    replicas: fields.StrictInt = 1
     isolation: Literal["process", "shared"] | None = None
-    num_cpus: StrictAmount = 0.0
-    num_gpus: StrictAmount = 0.0
-    resources: AmountsField = initially({})
-    labels: LabelsField = initially({})
+    num_cpus: fields.StrictAmount = 0.0
+    num_gpus: fields.StrictAmount = 0.0
+    resources: AmountsField = fields.initially({})
+    labels: LabelsField = fields.initially({})
 
-    __hash__ = Identified.__hash__  # without this line, type checkers treat a class with `__eq__` as unhashable
+    __hash__ = fields.Identified.__hash__  # for type checkers, since there is `__eq__`
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        """Check the fields in the order of S-DOM-1 to S-DOM-8; a missing role or goal counts as None (S-CONV-13)."""
-        check_text(arguments.get("role"), "Agent role must not be blank")
-        check_text(arguments.get("goal"), "Agent goal must not be blank")
-        if arguments.setdefault("llm", TEAM_MODEL) is None:
+        """In the order of S-DOM-1 to S-DOM-8; a missing role or goal counts as None (S-CONV-13)."""
+        fields.check_text(arguments.get("role"), "Agent role must not be blank")
+        fields.check_text(arguments.get("goal"), "Agent goal must not be blank")
+        if arguments.setdefault("llm", fields.TEAM_MODEL) is None:
             raise ValidationError("Agent llm must not be None")
-        check_positive(arguments.get("max_iterations"), "Agent max_iterations must be > 0")
-        arguments["tools"] = check_tools(arguments.get("tools"), subject="Tool")
-        check_positive(arguments.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
-        check_positive(arguments.get("replicas"), "Agent replicas must be > 0")
+        fields.check_positive(arguments.get("max_iterations"), "Agent max_iterations must be > 0")
+        arguments["tools"] = fields.check_tools(arguments.get("tools"), subject="Tool")
+        fields.check_positive(arguments.get("max_concurrency"), "Agent max_concurrency must be > 0 when set")
+        fields.check_positive(arguments.get("replicas"), "Agent replicas must be > 0")
         _check_process_fields(arguments)
         if arguments.get("response_format", "") is None:
             arguments["response_format"] = ""
-        arguments["llm"] = limit_own_model(arguments)
+        arguments["llm"] = fields.limit_own_model(arguments)
         _check_runner(arguments)
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with these fields changed and checked. The copy is another agent, with another id.
-
-        A new `rate_limit` replaces the old one.
+        """Return another agent with these fields changed and checked. A new `rate_limit` replaces the old one.
 
         Raises:
             ValidationError: a field is unknown or its value is refused.
         """
-        return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
+        return super().replace(**fields.replace_limit(self.llm, self.rate_limit, changes))
 
-    # Questions (S-DOM-78). Each is a run with its own record, and the four ways to ask have the same arguments.
+    # Questions (S-DOM-78). Each is a run with its own record.
 
     def run(
         self,
@@ -183,16 +146,11 @@ class Agent(Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
-        """Ask, and wait for the answer. It works in scripts and inside a running event loop. Ctrl-C ends the run.
+        """Ask, and wait for the answer, in scripts and inside a running event loop. Ctrl-C ends the run.
 
-        Args:
-            question: Used word for word; braces are text.
-            output_type: Type that the answer is parsed into, as `Task.output_type`; read the value from `output.parsed`.
-            history: Conversation to continue: the output of an earlier question, or alternating questions and answers.
-            runtime: As for `Ensemble.run`.
-            run_id: As for `Ensemble.run`.
-            options: As for `Ensemble.run`.
-            fields: As for `Ensemble.run`: `tags`, `max_tokens` and the others.
+        The question is used word for word. The answer is parsed into `output_type`, as of `Task`; read it from `output.parsed`.
+        `history` continues a conversation: the output of an earlier question, or alternating questions and answers. The other
+        arguments are those of `Ensemble.run`.
 
         Raises:
             ValidationError: the question or the history is not valid, or the agent has no model.
@@ -212,7 +170,7 @@ class Agent(Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
-        """`run` for async code, with the same contract. Cancelling it ends the run first."""
+        """`run` for async code. Cancelling it ends the run first."""
         asked = self.to_ensemble(question, output_type=output_type, history=history)
         return _answer_of(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
 
@@ -227,9 +185,7 @@ class Agent(Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> Iterator[Event | AgentOutput[Parsed]]:
-        """Yield events as they happen, with pieces of text (`TokenEvent`), and the output as the last item.
-
-        Leaving the loop early, or Ctrl-C in it, ends the run.
+        """Yield events as they happen, and the output as the last item. Leaving the loop early, or Ctrl-C in it, ends the run.
 
         Raises:
             ValidationError, EnsembleError: as `run`.
@@ -259,7 +215,7 @@ class Agent(Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
-        """`stream` for async code, with the same contract."""
+        """`stream` for async code."""
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
         events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
         async with aclosing(events):
@@ -269,18 +225,19 @@ class Agent(Identified):
     def to_ensemble(
         self, question: str, *, output_type: OutputType | None = None, history: History | None = None
     ) -> Ensemble:
-        """Return the ensemble of one task that runs for this question.
+        """Return the ensemble of one task that runs for this question, to add listeners, or to resume or fork its run.
 
-        Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. For a run
-        that `stream` or `astream` began, use `to_ensemble(...).replace(stream=True)`.
+        For a run of `stream` or `astream`, use `to_ensemble(...).replace(stream=True)`.
         """
-        # Imported late: `ensemble_ray.ensemble` is a layer above the definitions.
+        # A layer above the definitions.
         from ensemble_ray.ensemble import build_question
 
         if not isinstance(question, str):
             raise ValidationError(f"Agent question must be a text, got: {type(question).__name__}")
-        check_text(question, "Agent question must not be blank")
-        return build_question(self, escape_template(question), output_type=output_type, history=_messages_of(history))
+        fields.check_text(question, "Agent question must not be blank")
+        return build_question(
+            self, fields.escape_template(question), output_type=output_type, history=_messages_of(history)
+        )
 
 
 _CONNECT_S, _RUN_S, _CALL_S = 10.0, 1800.0, 30.0
@@ -288,21 +245,19 @@ _GOAL = "Do the task that it is handed"
 
 
 class RemoteAgent(Agent):
-    """An agent of another system that does tasks of ensembles over the A2A protocol.
-
-    It has the arguments of an `Agent` with a runner, and these. The default `role` is the last part of the URL.
+    """An agent of another system that does tasks over the A2A protocol, with the arguments of an `Agent` with a runner.
 
     Attributes:
-        url: Base URL of its card: the part before `/.well-known/agent-card.json`.
-        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`. No output shows their values.
-        hosts: Hosts that its card may name besides the host of the URL. Requests go to no other host.
-        timeout: For one task, in seconds or as a `timedelta`; a task that takes longer is cancelled there.
+        url: The part of its card's URL before `/.well-known/agent-card.json`; the last part is the default `role`.
+        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`; never shown.
+        hosts: Hosts that its card may name besides the host of the URL.
+        timeout: For one task, in seconds or as a `timedelta`; then the task is cancelled there.
         connect_timeout: For opening a connection, in seconds or as a `timedelta`.
     """
 
-    url: StrictText
+    url: fields.StrictText
     headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    hosts: tuple[str, ...] = initially(())
+    hosts: tuple[str, ...] = fields.initially(())
     timeout: float | timedelta = _RUN_S
     connect_timeout: float | timedelta = _CONNECT_S
 
@@ -312,30 +267,28 @@ class RemoteAgent(Agent):
             values["role"] = role
         super().__init__(**values)
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _connect(cls, arguments: dict[str, Any]) -> None:
         if not isinstance(arguments.get("runner"), _Asker | None):
             raise ValidationError("RemoteAgent already has a runner: leave out runner, or use an Agent")
         connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
-        address = AgentAddress.of(
+        address = client.AgentAddress.of(
             arguments.get("url", ""),
             headers=arguments.get("headers"),
             hosts=() if arguments.get("hosts") is None else arguments["hosts"],
-            connect_timeout_s=seconds_of(connect_timeout, "connect_timeout"),
+            connect_timeout_s=client.seconds_of(connect_timeout, "connect_timeout"),
         )
         arguments["hosts"] = tuple(sorted(address.hosts))
         arguments["headers"] = dict(address.headers)
-        timeout_s = seconds_of(arguments.get("timeout", _RUN_S), "timeout")
+        timeout_s = client.seconds_of(arguments.get("timeout", _RUN_S), "timeout")
         effect: Effect = arguments.get("runner_effect") or "once"
         arguments["runner"] = _Asker(address, timeout_s, effect)
         arguments.setdefault("role", address.name)
 
     @classmethod
     def discover(cls, url: str, **fields: Any) -> RemoteAgent:
-        """Return the agent with the name in its card as role, and the description as goal.
-
-        If the card allows a message to be sent again, the message is sent again after a crash (`runner_effect="idempotent"`).
+        """Return the agent with role, goal and `runner_effect` from its card.
 
         Raises:
             ToolConfigurationError: the card cannot be read.
@@ -345,28 +298,25 @@ class RemoteAgent(Agent):
 
     @classmethod
     async def adiscover(cls, url: str, **fields: Any) -> RemoteAgent:
-        """`discover` for async code, with the same contract."""
+        """`discover` for async code."""
         known = cls(url, **fields)
         try:
-            card = await fetch_card(cast("_Asker", known.runner).address)
-        except RemoteAgentError as error:
+            card = await client.fetch_card(cast("_Asker", known.runner).address)
+        except client.RemoteAgentError as error:
             raise ToolConfigurationError(str(error)) from error
         said: dict[str, Any] = {"role": card.name or known.role, "goal": card.description or known.goal}
-        if any(each.uri == IDEMPOTENT_MESSAGES for each in card.capabilities.extensions):
+        if any(each.uri == client.IDEMPOTENT_MESSAGES for each in card.capabilities.extensions):
             said["runner_effect"] = "idempotent"
         return cls(url, **{**said, **fields})
 
     def as_tool(
         self, *, name: str | None = None, description: str | None = None, timeout: float | timedelta = _CALL_S
     ) -> AgentTool:
-        """Return a tool that asks it. The calling model sees failures as the result of the tool.
+        """Return a tool that asks it, with failures as results. `timeout` is for one question, in seconds or as a `timedelta`.
 
-        Args:
-            name: Name of the tool; None: `ask_` and the last part of its URL.
-            description: When the model should use the tool; None: says that it asks the agent.
-            timeout: For one question, in seconds or as a `timedelta`.
+        The default name is `ask_` and the last part of its URL.
         """
-        return A2ATool(
+        return client.A2ATool(
             self.url,
             name=name,
             description=description,
@@ -379,7 +329,7 @@ class RemoteAgent(Agent):
 
 
 def effect_of_runner(runner: object, declared: Effect | None) -> Effect:
-    """Return the declared effect, else the runner's attribute `effect`, else `once`."""
+    """Return the declared effect, else the runner's, else `once`."""
     if declared is not None:
         return declared
     own: object = getattr(runner, "effect", None)
@@ -387,7 +337,7 @@ def effect_of_runner(runner: object, declared: Effect | None) -> Effect:
 
 
 def _messages_of(history: History | None) -> Sequence[ChatMessage]:
-    """Return the conversation that a question continues; it must end with an answer (S-DOM-81)."""
+    """S-DOM-81."""
     if not isinstance(history, AgentOutput):
         return history or ()
     if not history.is_complete:
@@ -399,9 +349,8 @@ def _messages_of(history: History | None) -> Sequence[ChatMessage]:
 
 
 def _answer_of(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
-    """Return the output of a question, with the conversation so far."""
     (task,) = asked.tasks
-    turns = [ChatMessage(role="user", content=unescape_template(task.description))]
+    turns = [ChatMessage(role="user", content=fields.unescape_template(task.description))]
     if output.is_complete:
         turns.append(ChatMessage(role="assistant", content=whole_text(output.raw)))
     return AgentOutput(output=output, messages=(*task.history, *turns))
@@ -409,13 +358,13 @@ def _answer_of(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    address: AgentAddress
+    address: client.AgentAddress
     timeout_s: float
     effect: Effect
 
     async def run(self, request: TaskRequest) -> AsyncGenerator[str | TaskAnswer]:
         said = [f"{each.role.capitalize()}: {each.content or ''}" for each in request.history]
-        asking = ask_agent(
+        asking = client.ask_agent(
             self.address,
             "\n\n".join((*said, request.prompt)),
             message_id=request.idempotency_key,
@@ -425,18 +374,18 @@ class _Asker:
         try:
             async with aclosing(asking) as pieces:
                 async for piece in pieces:
-                    if isinstance(piece, RemoteAnswer):
+                    if isinstance(piece, client.RemoteAnswer):
                         yield TaskAnswer(text=piece.shown, structured_output=piece.data)
                     elif request.is_streaming:
                         yield piece
-        except RemoteAgentError as error:
+        except client.RemoteAgentError as error:
             if not error.may_be_done or self.effect != "once":
                 raise
-            raise RemoteAgentError(f"Outcome unknown: {error}", may_be_done=True) from error
+            raise client.RemoteAgentError(f"Outcome unknown: {error}", may_be_done=True) from error
 
 
 def _check_runner(arguments: Mapping[str, Any]) -> None:
-    """Refuse an invalid runner, and fields of the agent that only a model would use."""
+    """Refuse an invalid runner, and fields that only a model would use."""
     runner, effect = arguments.get("runner"), arguments.get("runner_effect")
     if effect is not None and effect not in _EFFECTS:
         raise ValidationError(f"Agent runner_effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
@@ -447,43 +396,39 @@ def _check_runner(arguments: Mapping[str, Any]) -> None:
             )
         return
     if isinstance(runner, type):
-        raise ValidationError(
-            f"Agent runner must be an object, got the class {runner.__name__}. Write {runner.__name__}(...)"
-        )
+        msg = f"Agent runner must be an object, got the class {runner.__name__}. Write {runner.__name__}(...)"
+        raise ValidationError(msg)
     if not callable(getattr(runner, "run", None)):
-        raise ValidationError(
-            f"Agent runner must have a method run(request), as RunsTask says, got: {type(runner).__name__}"
-        )
+        msg = f"Agent runner must have a method run(request), as RunsTask says, got: {type(runner).__name__}"
+        raise ValidationError(msg)
     said: object = getattr(runner, "effect", None)
     if isinstance(said, str) and said not in _EFFECTS:
-        raise ValidationError(
-            f"Agent runner {type(runner).__name__}: effect must be one of [{', '.join(_EFFECTS)}], got: {said!r}"
-        )
+        msg = f"Agent runner {type(runner).__name__}: effect must be one of [{', '.join(_EFFECTS)}], got: {said!r}"
+        raise ValidationError(msg)
     iterations = arguments.get("max_iterations", _DEFAULT_MAX_ITERATIONS)
     others = (
-        (arguments.get("llm") is not TEAM_MODEL and arguments.get("rate_limit") is None, "a llm", "llm"),
+        (arguments.get("llm") is not fields.TEAM_MODEL and arguments.get("rate_limit") is None, "a llm", "llm"),
         (arguments.get("tools"), "tools", "tools"),
         (iterations != _DEFAULT_MAX_ITERATIONS, "max_iterations", "max_iterations"),
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (arguments.get("on_incomplete") == "retry", "on_incomplete='retry'", "on_incomplete"),
         (arguments.get("allow_delegation"), "allow_delegation", "allow_delegation"),
     )
-    check_exclusive("Agent", "runner", others, why="A runner brings its own model and tools")
+    fields.check_exclusive("Agent", "runner", others, why="A runner brings its own model and tools")
 
 
-#: Smallest amount of a resource that Ray counts.
-_STEP = 0.0001
-#: Names of Ray's resources that have their own fields, or that agents cannot reserve.
+_STEP = 0.0001  # smallest amount that Ray counts
+#: Resources of Ray with their own fields, or that agents cannot reserve.
 _FIELD_OF = {"CPU": "num_cpus", "GPU": "num_gpus"}
 _RESERVED = frozenset({"memory", "object_store_memory"})
-#: Ray uses the Kubernetes syntax for names and values of labels, with operators in front of a value.
+#: Kubernetes syntax for names and values of labels, with operators in front of a value.
 _WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
 _LABEL_NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
 _LABEL_SELECTOR = re.compile(rf"!?{_WORD}|!?in\({_WORD}(?:, ?{_WORD})*\)")
 
 
 def _check_process_fields(arguments: Mapping[str, object]) -> None:
-    """Check the amounts and labels of its processes (S-CLU-41); pydantic checks their types."""
+    """S-CLU-41; pydantic checks the types."""
     for name in ("num_cpus", "num_gpus"):
         _check_amount(arguments.get(name), f"Agent {name}", is_zero_fine=True)
     gpus = arguments.get("num_gpus")
@@ -499,9 +444,8 @@ def _check_process_fields(arguments: Mapping[str, object]) -> None:
         if not _LABEL_NAME.fullmatch(name):
             raise ValidationError(f"Agent labels must name labels of nodes, got: '{name}'")
         if isinstance(selector, str) and not _LABEL_SELECTOR.fullmatch(selector):
-            raise ValidationError(
-                f"Agent labels['{name}'] must be a value, '!value', 'in(a, b)' or '!in(a, b)', got: '{selector}'"
-            )
+            msg = f"Agent labels['{name}'] must be a value, '!value', 'in(a, b)' or '!in(a, b)', got: '{selector}'"
+            raise ValidationError(msg)
 
 
 def _check_amount(value: object, subject: str, *, is_zero_fine: bool) -> None:

@@ -1,6 +1,6 @@
 """The definition of an ensemble: tasks, and the rules that they run under.
 
-Construction checks types. The start of every run checks the parts against each other (`validation`, S-DOM-60).
+The start of every run checks the parts against each other (`validation`, S-DOM-60).
 """
 
 from __future__ import annotations
@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeA
 
 from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation
 
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import (
-    CopiedMapping,
-    OptionalDurationField,
-    OptionalModelField,
-    StrictInt,
-    StrictText,
-    Workflow,
-    WorkflowField,
-    checks_arguments,
-    initially,
-    resolve_model,
-)
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
@@ -38,7 +27,7 @@ _RESERVED_ROLE = "manager"
 
 
 def _distinct_roles(value: object) -> object:
-    """Keep the order of the first mentions. A set has no order, so it is sorted (S-SET-24)."""
+    """Keep the order of the first mentions. A set is sorted (S-SET-24)."""
     if isinstance(value, set | frozenset):
         return tuple(sorted(cast("Collection[str]", value), key=str))
     entries = to_tuple(value)
@@ -50,22 +39,20 @@ if TYPE_CHECKING:
     _Caps: TypeAlias = Accepts[Mapping[str, int], Mapping[str, int] | None]
     _Stages: TypeAlias = Accepts[tuple[tuple[str, ...], ...], str | Sequence[str | Collection[str]] | None]
 else:
-    _Roles = Annotated[tuple[StrictText, ...], BeforeValidator(_distinct_roles)]
-    _Caps = CopiedMapping[StrictText, StrictInt]
+    _Roles = Annotated[tuple[fields.StrictText, ...], BeforeValidator(_distinct_roles)]
+    _Caps = fields.CopiedMapping[fields.StrictText, fields.StrictInt]
     _Stages = Annotated[tuple[_Roles, ...], BeforeValidator(to_tuple)]
 
 
 class HierarchicalConstraints(Value):
-    """Limits of a hierarchical run's manager that do not depend on its model. Other workflows ignore them.
-
-    Roles are matched exactly.
+    """Limits of a hierarchical run's manager that do not depend on its model. Roles are matched exactly.
 
     Attributes:
-        required_workers: Roles that must succeed at least once; a set is sorted.
+        required_workers: Roles that must succeed at least once.
         allowed_workers: Roles that may be delegated to; empty: all.
         max_calls_per_worker: Most delegations to a role; > 0 each.
         global_max_delegations: Most delegations in total; 0: no limit.
-        required_stages: Groups of roles in order: every role of a group succeeds before a role of a later group starts.
+        required_stages: Groups of roles: all roles of a group succeed before a role of a later group starts.
 
     Examples:
         >>> rules = HierarchicalConstraints(required_stages=[["Researcher"], ["Writer"]], required_workers={"Writer"})
@@ -73,11 +60,11 @@ class HierarchicalConstraints(Value):
         (('Researcher',), ('Writer',))
     """
 
-    required_workers: _Roles = initially(())
-    allowed_workers: _Roles = initially(())
-    max_calls_per_worker: _Caps = initially({})
-    global_max_delegations: StrictInt = 0
-    required_stages: _Stages = initially(())
+    required_workers: _Roles = fields.initially(())
+    allowed_workers: _Roles = fields.initially(())
+    max_calls_per_worker: _Caps = fields.initially({})
+    global_max_delegations: fields.StrictInt = 0
+    required_stages: _Stages = fields.initially(())
 
 
 class ManagerPromptContext(Value):
@@ -87,7 +74,7 @@ class ManagerPromptContext(Value):
         agents: The workers, in order, with the agents that were made for tasks.
         tasks: All tasks, with resolved texts.
         previous_outputs: Outputs from before this run; usually empty.
-        workflow_description: Purpose of the run, or None.
+        workflow_description: Purpose of the run.
     """
 
     agents: FrozenSequence[InstanceOf[Agent]] = ()
@@ -98,10 +85,10 @@ class ManagerPromptContext(Value):
 
 @runtime_checkable
 class ManagerPromptStrategy(Protocol):
-    """Writes the manager's prompts. Any object with these two methods, both plain functions, is accepted."""
+    """Writes the manager's prompts."""
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Return the manager's background: its function and its workers. None means ""."""
+        """Return the manager's background: its function and its workers."""
         ...
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str | None:
@@ -111,14 +98,11 @@ class ManagerPromptStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Map-reduce levels of tasks; the task list is in the order of levels."""
+    """Map-reduce levels of tasks, which are listed in the order of levels."""
 
-    #: `workflow` of the run's trace
-    workflow: str
-    #: node type and level, by object id of the task
-    places: Mapping[str, tuple[str, int]]
-    #: texts of the task's items that have names in braces, by object id of the task; tasks without such items are missing
-    texts: Mapping[str, Sequence[str]]
+    workflow: str  # in the trace
+    places: Mapping[str, tuple[str, int]]  # node type and level, by object id
+    texts: Mapping[str, Sequence[str]]  # texts of items with names in braces, by object id
 
 
 def _to_policies(value: object) -> tuple[object, ...]:
@@ -146,24 +130,24 @@ class Work(Value):
 
     Attributes:
         tasks: In order.
-        agents: The agents that take part; None: the agents of the tasks, in the order of their first use.
+        agents: The agents that take part; None: the agents of the tasks.
         workflow: `"sequential"`, `"parallel"`, or None: parallel if a task has another one as context.
-        loops: Repeated tasks. They run beside or after the tasks, as the workflow says.
+        loops: Repeated tasks, beside or after the tasks, as the workflow says.
         phases: Named groups of tasks, in place of `tasks` and `loops`.
         graph: A state machine of tasks, in place of all others.
     """
 
-    tasks: OneOrMany[InstanceOf[Task]] = Field(default=initially(()), kw_only=False)
-    agents: _Agents = initially(None)
-    workflow: WorkflowField = initially(Workflow.SEQUENTIAL)
-    loops: OneOrMany[InstanceOf[Loop]] = initially(())
-    phases: OneOrMany[InstanceOf[Phase]] = initially(())
+    tasks: OneOrMany[InstanceOf[Task]] = Field(default=fields.initially(()), kw_only=False)
+    agents: _Agents = fields.initially(None)
+    workflow: fields.WorkflowField = fields.initially(fields.Workflow.SEQUENTIAL)
+    loops: OneOrMany[InstanceOf[Loop]] = fields.initially(())
+    phases: OneOrMany[InstanceOf[Phase]] = fields.initially(())
     graph: InstanceOf[Graph] | None = None
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check_tasks(cls, arguments: dict[str, Any]) -> None:
-        """Refuse a loop, a phase or a graph among the tasks, and name the argument for it."""
+        """Name the right argument for a loop, a phase or a graph among the tasks."""
         for index, entry in enumerate(to_tuple(arguments.get("tasks"))):
             for unit_type, argument in ((Loop, "loops=[...]"), (Phase, "phases=[...]"), (Graph, "graph=...")):
                 if isinstance(entry, unit_type):
@@ -178,7 +162,7 @@ class Work(Value):
 
     @property
     def all_tasks(self) -> Sequence[Task]:
-        """All tasks in the order of a plan: plain tasks, then tasks of loops, phases and graph, as declared."""
+        """All tasks in the order of a plan: plain tasks, then those of loops, phases and graph."""
         if not self.has_units:
             return self.tasks
         bodies = (task for loop in self.loops for task in loop.body)
@@ -200,52 +184,51 @@ class Leadership(Value):
         manager_max_iterations: Most delegations that the manager may request; > 0.
         manager_prompt_strategy: Writes the manager's prompts; None: `DefaultManagerPromptStrategy`.
         hierarchical_constraints: Limits of the manager that do not depend on its model.
-        enforce_required: Reaction if the manager wants to finish before every required worker has succeeded: `"remind"`: the
-            manager receives one reminder and another turn; `"fail"`: the run fails immediately.
+        enforce_required: If the manager finishes too early for a required worker: `"remind"`: one reminder and another turn;
+            `"fail"`: the run fails.
         manager_stall_turns: Turns of the manager without progress that end the run; 0: no limit.
         max_delegation_depth: Deepest nesting of delegations by agents with `allow_delegation`; > 0.
         delegation_policies: Called in order for each delegation: functions of a `DelegationRequest` and a
             `DelegationPolicyContext`, sync or async, or objects with `evaluate`.
-        delegation_timeout: Limit of one delegation, a `timedelta` or seconds. Then the worker is stopped, and the
-            delegating model sees a timeout. None: no limit.
-        delegation_retries: How often a delegation is sent to another process after the worker's process died; 0 to 9.
+        delegation_timeout: Limit of one delegation, a `timedelta` or seconds; None: no limit.
+        delegation_retries: How often a delegation is sent again after its process died; 0 to 9.
     """
 
-    manager_llm: OptionalModelField = initially(None)
-    manager_max_iterations: StrictInt = 20
+    manager_llm: fields.OptionalModelField = fields.initially(None)
+    manager_max_iterations: fields.StrictInt = 20
     manager_prompt_strategy: ManagerPromptStrategy | None = None
     hierarchical_constraints: HierarchicalConstraints | None = None
     enforce_required: Literal["remind", "fail"] = "remind"
-    manager_stall_turns: StrictInt = 5
-    max_delegation_depth: StrictInt = 3
-    delegation_policies: _Policies = initially(())
-    delegation_timeout: OptionalDurationField = initially(None)
-    delegation_retries: StrictInt = 2
+    manager_stall_turns: fields.StrictInt = 5
+    max_delegation_depth: fields.StrictInt = 3
+    delegation_policies: _Policies = fields.initially(())
+    delegation_timeout: fields.OptionalDurationField = fields.initially(None)
+    delegation_retries: fields.StrictInt = 2
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _resolve_manager_model(cls, arguments: dict[str, Any]) -> None:
-        arguments["manager_llm"] = resolve_model(arguments.get("manager_llm"))
+        arguments["manager_llm"] = fields.resolve_model(arguments.get("manager_llm"))
 
 
 class EnsembleDefinition(RunListeners, WithReflection, WithMemory, Leadership, RunRules, Work):
-    """Tasks and the rules that they run under. It has the fields of all bases, the last base first."""
+    """Tasks and the rules that they run under, with the fields of all bases."""
 
     _levels: Levels | None = PrivateAttr(default=None)
 
     @property
     def levels(self) -> Levels | None:
-        """Map-reduce levels of its tasks; None: it is not the plan of a map-reduce."""
+        """Map-reduce levels of its tasks."""
         return self._levels
 
     def with_levels(self, levels: Levels) -> Self:
-        """Return this ensemble with its tasks as the tree of a map-reduce. A copy with other tasks loses the levels."""
+        """Return this ensemble as a map-reduce. A copy with other tasks loses the levels."""
         placed = self.model_copy()
         placed._levels = levels  # noqa: SLF001  a copy of this class
         return placed
 
     def with_tasks(self, tasks: Task | Sequence[Task]) -> Self:
-        """Return this ensemble with another list of tasks; an empty list and None are refused."""
+        """Return this ensemble with other tasks, at least one."""
         entries = to_tuple(tasks)
         if not entries:
             raise ValidationError("tasks must not be None or empty")
@@ -256,7 +239,7 @@ class EnsembleDefinition(RunListeners, WithReflection, WithMemory, Leadership, R
 
 
 def check_roles(roles: Sequence[str]) -> None:
-    """Refuse roles that a delegation could not distinguish, and the manager's role (S-HIER-4); an agent counts once."""
+    """Refuse roles that a delegation could not distinguish, and the manager's role (S-HIER-4)."""
     for role in roles:
         if spoken_role(role) == _RESERVED_ROLE:
             raise ValidationError(
@@ -274,9 +257,9 @@ def check_roles(roles: Sequence[str]) -> None:
 
 
 def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequence[str] | None) -> None:
-    """Check constraints in the order of S-HIER-30 to S-HIER-37.
+    """Check constraints in the order of S-HIER-30 to S-HIER-38.
 
-    Roles are matched exactly (S-HIER-38). None: not all roles are known, so unknown ones are accepted.
+    None: not all roles are known, so unknown ones are accepted.
     """
     if constraints is None:
         return
@@ -294,7 +277,7 @@ def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequen
         raise _broken(f"global_max_delegations must be >= 0, got: {constraints.global_max_delegations}")
     staged = [role for stage in constraints.required_stages for role in stage]
     _check_known("required_stages", staged, roles)
-    # A stage contains a role once, so a second mention is in another stage (S-HIER-38).
+    # A stage contains a role once (S-HIER-38).
     seen: set[str] = set()
     for role in staged:
         if role in seen:

@@ -1,7 +1,7 @@
 """Types and checks of fields that definitions share.
 
-A field such as `Agent.llm` accepts a model or a string, and always reads as a model. Type checkers see a descriptor
-(`Accepts`); pydantic sees a validator. This module defines both.
+A field such as `Agent.llm` accepts a model or a string, and always reads as a model: type checkers see a descriptor
+(`Accepts`), pydantic a validator.
 """
 
 from __future__ import annotations
@@ -31,63 +31,50 @@ from ensemble_ray.values.value import Accepts, Duration, RateLimit, Value, to_tu
 class Workflow(StrEnum):
     """Order of the tasks of an ensemble."""
 
-    #: one at a time, in list order
-    SEQUENTIAL = "sequential"
-    #: a manager delegates tasks to workers
-    HIERARCHICAL = "hierarchical"
-    #: each as soon as its context tasks are done
-    PARALLEL = "parallel"
+    SEQUENTIAL = "sequential"  # one at a time, in list order
+    HIERARCHICAL = "hierarchical"  # a manager delegates tasks to workers
+    PARALLEL = "parallel"  # each as soon as its context tasks are done
 
 
 class ParallelErrorStrategy(StrEnum):
     """Effect of a failed task on the others of a parallel run."""
 
-    #: no new task starts
-    FAIL_FAST = "fail_fast"
-    #: only the tasks that depend on it are skipped
-    CONTINUE_ON_ERROR = "continue_on_error"
+    FAIL_FAST = "fail_fast"  # no new task starts
+    CONTINUE_ON_ERROR = "continue_on_error"  # only the tasks that depend on it are skipped
 
 
 class Durability(StrEnum):
     """When a run's facts are committed."""
 
-    #: before the next step depends on them; a recorded step never runs again
-    EFFECTS = "effects"
-    #: within 200 ms, and at the run's end; after a crash, steps that were not committed may run again
-    RUN = "run"
-    #: never; the run has no record, and cannot be inspected later or resumed
-    OFF = "off"
+    EFFECTS = "effects"  # before the next step; a recorded step never runs again
+    RUN = "run"  # within 200 ms; after a crash, later steps may run again
+    OFF = "off"  # never: the run cannot be inspected later or resumed
 
 
 class OnUnknown(StrEnum):
-    """Handling of a tool call that began before a crash and has no recorded result."""
+    """Handling of a tool call that began before a crash and has no result."""
 
-    #: the model sees that the outcome is unknown, and decides
-    TELL_MODEL = "tell_model"
-    #: the task fails
-    FAIL = "fail"
-    #: a person decides at the terminal
-    ASK = "ask"
+    TELL_MODEL = "tell_model"  # the model decides
+    FAIL = "fail"  # the task fails
+    ASK = "ask"  # a person decides at the terminal
 
 
 E = TypeVar("E")
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
-#: Strict, so that "3" and True cannot bypass a check of the range.
-StrictInt = Annotated[int, Strict()]
-#: Without lone surrogates: a team file can contain them, but they cannot be sent or written (S-SEC-56).
+StrictInt = Annotated[int, Strict()]  # "3" and True cannot bypass a check of the range
+#: Without lone surrogates, which cannot be sent or written (S-SEC-56).
 StrictText = Annotated[str, Strict(), AfterValidator(whole_text)]
-#: A number with a fraction; integers are accepted too.
-StrictAmount = Annotated[float, Strict()]
+StrictAmount = Annotated[float, Strict()]  # integers are accepted too
 
 
 def initially(value: object) -> Any:
-    """Return a default, for fields that type checkers see as a descriptor and pydantic as a plain type."""
+    """Return a default, for fields that type checkers see as a descriptor."""
     return value
 
 
 def checks_arguments(check: Any) -> Any:
-    """Call a class method with the arguments of the constructor, which it may change, before pydantic checks them."""
+    """Call a class method with the arguments of the constructor, which it may change, before pydantic."""
 
     def before(cls: Any, data: Any) -> Any:
         if not isinstance(data, Mapping):
@@ -101,7 +88,7 @@ def checks_arguments(check: Any) -> Any:
 
 
 def nearest(value: str, known: Sequence[str]) -> str:
-    """Return ` Did you mean 'x'?` for the known word nearest to a value; "" if no word is near."""
+    """Return ` Did you mean 'x'?` for the nearest known word, or an empty text."""
     import difflib  # needed only for mistakes
 
     close = difflib.get_close_matches(value.lower(), known, n=1)
@@ -125,9 +112,8 @@ def to_member(enum_type: type[_Enum], field: str) -> Callable[[object], object]:
 def _to_on_unknown(value: object) -> object:
     if isinstance(value, str) or callable(value):
         return to_member(OnUnknown, "on_unknown")(value)
-    raise ValidationError(
-        f"Ensemble on_unknown must be a callable or one of [{', '.join(OnUnknown)}], got: {type(value).__name__}"
-    )
+    msg = f"Ensemble on_unknown must be a callable or one of [{', '.join(OnUnknown)}], got: {type(value).__name__}"
+    raise ValidationError(msg)
 
 
 if TYPE_CHECKING:
@@ -143,33 +129,29 @@ if TYPE_CHECKING:
     ReviewPolicyField = Accepts[ReviewPolicy, ReviewPolicy | str]
     ReviewWaitField = Accepts[ReviewWait, ReviewWait | str]
     OptionalDurabilityField = Accepts[Durability | None, Durability | str | None]
-    #: a `timedelta`, or seconds
     OptionalDurationField = Accepts[timedelta | None, timedelta | float | None]
     #: a word, or a function of an `UnknownEffect`
     OnUnknownField = Accepts[OnUnknown | Callable[[Any], object], OnUnknown | str | Callable[[Any], object]]
-    #: listeners to one kind of event: one callable or several
+    #: of one kind of event
     Callbacks = Accepts[
         tuple[Callable[[E], object], ...], Callable[[E], object] | Sequence[Callable[[E], object]] | None
     ]
 else:
 
     class CopiedMapping:
-        """A copy of a mapping; None is an empty one."""
+        """A copy; None is an empty mapping."""
 
         def __class_getitem__(cls, types: tuple[object, object]) -> object:
-            return Annotated[
-                Mapping[types],
-                BeforeValidator(lambda value: {} if value is None else value),
-                AfterValidator(dict),
-            ]
+            fill = BeforeValidator(lambda value: {} if value is None else value)
+            return Annotated[Mapping[types], fill, AfterValidator(dict)]
 
     class Callbacks:
-        """A tuple of callables, whatever event they accept."""
+        """Callables of any event."""
 
         def __class_getitem__(cls, event: object) -> object:
             return Annotated[tuple[Callable[..., object], ...], BeforeValidator(to_tuple)]
 
-    # Definitions check these fields themselves, in the order of the specification.
+    # Definitions check these fields in the order of the specification.
     ModelField = Annotated[ChatModel, SkipValidation]
     ModelCatalogField = Annotated[Mapping[str, ChatModel], SkipValidation]
     OptionalModelField = Annotated[ChatModel | None, SkipValidation]
@@ -188,25 +170,24 @@ else:
 
 
 class Identified(Value):
-    """A frozen value with an id. It is equal only to itself, to its unpickled copies and to its rewritten forms."""
+    """A frozen value with an id. It is equal to its unpickled copies and its rewritten forms."""
 
     _object_id: str = PrivateAttr(default_factory=new_object_id)
 
     @property
     def object_id(self) -> str:
         """The hidden id."""
-        # Bypasses pydantic's attribute hook, which costs 1 us: planning reads the id several times per task.
-        # A call of `cast` would cost as much as the rest of this method.
+        # Bypasses pydantic's attribute hook, which costs 1 us. A call of `cast` costs as much as the rest of this method.
         private: Any = self.__pydantic_private__
         object_id: str = private["_object_id"]
         return object_id
 
     def rewritten(self, **changes: object) -> Self:
-        """Return this value with fields changed, not validated; it keeps its id. For the library only."""
+        """Return this value with fields changed, not validated, and the same id. For the library only."""
         return self.model_copy(update=changes)
 
     def duplicated(self, **changes: object) -> Self:
-        """Return another value with fields changed, not validated; it has a new id. For the library only."""
+        """Return this value with fields changed, not validated, and a new id. For the library only."""
         copy = self.model_copy(update=changes)
         copy._object_id = new_object_id()  # noqa: SLF001  a copy of this class
         return copy
@@ -222,18 +203,16 @@ class Identified(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Source of a definition: a place that a loader understands, and the options that were chosen."""
+    """Source of a definition: a place that a loader understands, and the chosen options."""
 
-    #: a YAML path or `module:attribute`; empty: a program made the definition, and no loader can make it again
-    place: str = ""
-    #: options of the loader: `llm`, `workflow`, `directory`; all others are arguments of the callable that made it
+    place: str = ""  # a YAML path or `module:attribute`; empty: a program made the definition
+    #: `llm`, `workflow`, `directory`; others are arguments of the callable that made it
     overrides: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: default name of the team, if the place has no readable name; empty: the name follows from the place
-    called: str = field(default="", compare=False)
+    called: str = field(default="", compare=False)  # name for a place without a readable name
 
     @property
     def name(self) -> str:
-        """Default name of the team: the stem of its file, or its attribute; empty if a program made it (S-DOM-84)."""
+        """Default name of the team: the stem of its file, or its attribute (S-DOM-84)."""
         if self.called:
             return self.called
         is_file = self.place.lower().endswith((".yaml", ".yml"))
@@ -241,7 +220,7 @@ class Origin:
 
 
 class TeamModel:
-    """Placeholder for the model of the ensemble that an agent runs in (S-DOM-72)."""
+    """Placeholder for the model of the ensemble (S-DOM-72)."""
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Raise IllegalStateError: a run replaces this object by a model."""
@@ -258,12 +237,11 @@ class TeamModel:
 TEAM_MODEL = TeamModel()
 
 
-# Checks. Each runs before the checks of pydantic, in the order of the specification (S-CONV-14). Pydantic refuses values
-# of a wrong type, so these checks ignore them.
+# Checks, before those of pydantic and in the order of the specification (S-CONV-14). Pydantic refuses wrong types.
 
 
 def check_text(value: object, message: str) -> None:
-    """Refuse a text that is missing, empty or blank."""
+    """Refuse a text that is missing or blank."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise ValidationError(message)
 
@@ -284,16 +262,12 @@ def check_exclusive(owner: str, means: str, others: Iterable[tuple[object, str, 
     """Refuse fields beside a handler or a runner: (whether it is set, its name in the message, its name)."""
     for is_set, what, name in others:
         if is_set:
-            raise ValidationError(
-                f"{owner} cannot have both a {means} and {what}. {why}: leave out either {means} or {name}."
-            )
+            msg = f"{owner} cannot have both a {means} and {what}. {why}: leave out either {means} or {name}."
+            raise ValidationError(msg)
 
 
 def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
-    """Return the tools of an agent or a task as a tuple (S-DOM-5 to S-DOM-8, S-DOM-23).
-
-    `subject` begins the message: `Tool` or `Task tool`.
-    """
+    """Return tools as a tuple (S-DOM-5 to S-DOM-8, S-DOM-23). `subject` begins a message: `Tool` or `Task tool`."""
     entries = to_tuple(value)
     if not entries:
         return ()
@@ -310,8 +284,8 @@ def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
 
 
 def resolve_model(value: object) -> ChatModel | None:
-    """Return a model as it is, or the model that a string names (S-CONV-19); None stays None."""
-    # Not isinstance: checking a protocol at run time costs more than all other checks of a definition together.
+    """Return a model as it is, or the model that a string names (S-CONV-19)."""
+    # `isinstance` with a protocol costs more than all other checks of a definition together.
     if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
         return cast("ChatModel | None", value)
     from ensemble_ray.llm.factory import resolve_llm  # needed only for strings
@@ -320,7 +294,7 @@ def resolve_model(value: object) -> ChatModel | None:
 
 
 def check_models(value: object, subject: str) -> dict[str, ChatModel]:
-    """Return the models that runs of an ensemble can be switched to, by name (S-CTL-10)."""
+    """Return the models that runs can be switched to, by name (S-CTL-10)."""
     if not isinstance(value, Mapping | None):
         raise ValidationError(f"{subject} models must be given by their names, got: {type(value).__name__}")
     found: dict[str, ChatModel] = {}
@@ -333,7 +307,7 @@ def check_models(value: object, subject: str) -> dict[str, ChatModel]:
 
 
 def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
-    """Return the model under that limit. A model under an equal limit is returned as it is, with its bucket."""
+    """Return the model under that limit; a model under an equal limit keeps its bucket."""
     if limit is None:
         return model
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only with limits
@@ -344,7 +318,7 @@ def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
 
 
 def limit_own_model(arguments: Mapping[str, object]) -> ChatModel | None:
-    """Return the model of a definition: resolved, and under the definition's limit (S-RATE-30, S-RATE-31)."""
+    """Return the model of a definition under its limit (S-RATE-30, S-RATE-31)."""
     model, limit = resolve_model(arguments.get("llm")), arguments.get("rate_limit")
     # pydantic refuses a limit of another type later
     if model is None or not isinstance(limit, RateLimit):
@@ -355,7 +329,7 @@ def limit_own_model(arguments: Mapping[str, object]) -> ChatModel | None:
 def replace_limit(
     model: ChatModel | None, limit: RateLimit | None, changes: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Return changes for `replace` in which a new limit replaces the old one instead of being added to it."""
+    """Return changes for `replace` in which a new limit replaces the old one."""
     if limit is None or model is None or "rate_limit" not in changes or "llm" in changes:
         return changes
     return {**changes, "llm": getattr(model, "delegate", model)}
@@ -367,10 +341,8 @@ _IN_BRACES = re.compile(r"\{(\w+)\}")
 _ESCAPED = re.compile(r"\{\{(\w+)\}\}")
 _VARIABLE = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")
 
-#: Number of characters before and after a name in braces that identify its source.
-_AROUND = 16
-#: This many equal characters on one side suffice: user code may have cut the text on the other side.
-_ENOUGH = 4
+_AROUND = 16  # so many characters around a name in braces identify its source
+_ENOUGH = 4  # so many on one side suffice: user code may have cut the other side
 
 
 def escape_template(text: str) -> str:
@@ -384,7 +356,7 @@ def escape_template(text: str) -> str:
 
 
 def unescape_template(template: str) -> str:
-    """Return the argument of `escape_template` that produced this template.
+    """Return the text of `escape_template`.
 
     Examples:
         >>> unescape_template("{{a}} of {1, 2}")
@@ -406,8 +378,6 @@ def braced_texts(data: object) -> tuple[str, ...]:
 def fill_inputs(text: str, inputs: Mapping[str, str], data: Collection[str]) -> str:
     """Fill in inputs in a text that user code made of a template and data; braces of the data stay (S-MR-203).
 
-    Other names in braces stay, and so do names in two pairs of braces.
-
     Examples:
         >>> fill_inputs("Put into {language}: a {language} course", {"language": "Czech"}, ["a {language} course"])
         'Put into Czech: a {language} course'
@@ -420,7 +390,7 @@ def fill_inputs(text: str, inputs: Mapping[str, str], data: Collection[str]) -> 
 
 
 def escape_data(text: str, data: Collection[str]) -> str:
-    """Return the template that user code made of a template and data, with the braces of the data escaped (S-MR-203).
+    """Escape the braces of the data in a text that user code made of a template and data (S-MR-203).
 
     Examples:
         >>> escape_data("Put into {language}: a {language} course", ["a {language} course"])
@@ -433,7 +403,7 @@ def escape_data(text: str, data: Collection[str]) -> str:
 
 
 def _data_finder(text: str, names: Collection[str], data: Collection[str]) -> Callable[[re.Match[str]], bool]:
-    """Return a predicate: does this match of a name in braces originate in data?"""
+    """Return a predicate: is this name in braces data?"""
     places = _places_in(data, names) if names else frozenset()
     shapes = {(None if left is None else len(left), None if right is None else len(right)) for _, left, right in places}
 
@@ -453,10 +423,10 @@ def _data_finder(text: str, names: Collection[str], data: Collection[str]) -> Ca
 
 
 def _places_in(data: Iterable[str], names: Collection[str]) -> frozenset[tuple[str, str | None, str | None]]:
-    """Return each occurrence of these names in braces, with the characters before and after it; None: any."""
+    """Return each name in braces with the characters around it; None: any."""
     places: set[tuple[str, str | None, str | None]] = set()
     for text in data:
-        # User code may show the text as it is, or in Python's or JSON's form of a value.
+        # As it is, or in Python's or JSON's form.
         for form in {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}:
             for found in _IN_BRACES.finditer(form):
                 if found[1] in names:
@@ -474,8 +444,8 @@ def _around(text: str, found: re.Match[str]) -> tuple[str, str]:
 
 
 def _texts_of(data: object) -> Iterator[str]:
-    """Yield all texts that a value contains, also in attributes."""
-    # Each entry says whether the value is an attribute. Attributes of attributes count only in dataclasses and models.
+    """Yield all texts that a value contains."""
+    # With whether it is an attribute: attributes of attributes count only in dataclasses and models.
     waiting, seen = [(data, False)], set[int]()
     while waiting:
         value, is_attribute = waiting.pop()
@@ -496,13 +466,9 @@ def _texts_of(data: object) -> Iterator[str]:
             case list() | tuple() | set() | frozenset():
                 waiting += [(each, is_attribute) for each in cast("Collection[object]", value)]
             case _ if not is_attribute or is_dataclass(value) or isinstance(value, BaseModel):
-                waiting += [(each, True) for each in _attributes_of(value)]
+                slots = (base.__dict__.get("__slots__", ()) for base in type(value).__mro__)
+                names = (name for each in slots for name in ((each,) if isinstance(each, str) else each))
+                own = (*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names))
+                waiting += [(each, True) for each in own]
             case _:
                 pass
-
-
-def _attributes_of(value: object) -> Iterator[object]:
-    yield from getattr(value, "__dict__", {}).values()
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        yield from (getattr(value, name, None) for name in ((slots,) if isinstance(slots, str) else slots))

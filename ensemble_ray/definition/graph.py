@@ -11,37 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, cas
 
 from pydantic import BeforeValidator, Field, SkipValidation
 
-from ensemble_ray.definition.fields import (
-    Identified,
-    StrictInt,
-    StrictText,
-    check_least,
-    check_text,
-    checks_arguments,
-    initially,
-    to_member,
-)
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.task_output import GraphRoutingContext
 from ensemble_ray.values.value import Accepts, OneOrMany, Value, to_tuple
 
-#: End of a graph; no state may have this name.
-END = "__END__"
-#: Decides whether to follow an edge; sync or async.
-Condition: TypeAlias = Callable[[GraphRoutingContext], bool | Awaitable[bool]]
-#: Fewest branches of a fork or a join.
-_LEAST_BRANCHES = 2
-#: Lengths of tuples in place of an edge: without and with a condition.
-_EDGE_LENGTHS = (2, 3)
+END = "__END__"  # no state may have this name
+Condition: TypeAlias = Callable[[GraphRoutingContext], bool | Awaitable[bool]]  # sync or async
+_LEAST_BRANCHES = 2  # of a fork or a join
+_EDGE_LENGTHS = (2, 3)  # tuples in place of an edge, without and with a condition
 
 
 class _Entry(Value):
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _keep_blanks(cls, arguments: dict[str, Any]) -> None:
-        """Replace a missing state by a blank text. The graph refuses it with a message that names the edge (S-GRAPH-14)."""
+        """Let the graph refuse a missing state, with a message that names the edge (S-GRAPH-14)."""
         for field in ("from_state", "to_state"):
             if field in cls.model_fields and arguments.get(field) is None:
                 arguments[field] = ""
@@ -59,14 +46,14 @@ class GraphEdge(_Entry):
     Attributes:
         from_state: Name of a state.
         to_state: Name of a state, or `Graph.END`.
-        condition: Decides about the edge: a function of a `GraphRoutingContext`, sync or async; None: always.
+        condition: A function of a `GraphRoutingContext`, sync or async; None: always.
         label: Its name in plans, traces and messages.
     """
 
-    from_state: StrictText = Field(kw_only=False)
-    to_state: StrictText = Field(kw_only=False)
+    from_state: fields.StrictText = Field(kw_only=False)
+    to_state: fields.StrictText = Field(kw_only=False)
     condition: Annotated[Condition | None, SkipValidation] = Field(default=None, kw_only=False)
-    label: StrictText | None = None
+    label: fields.StrictText | None = None
 
 
 class GraphFork(_Entry):
@@ -74,41 +61,37 @@ class GraphFork(_Entry):
 
     Attributes:
         from_state: Name of a state.
-        to_states: Names of the first states of the branches, at least two.
+        to_states: First states of the branches, at least two.
     """
 
-    from_state: StrictText = Field(kw_only=False)
-    to_states: OneOrMany[StrictText] = Field(kw_only=False)
+    from_state: fields.StrictText = Field(kw_only=False)
+    to_states: OneOrMany[fields.StrictText] = Field(kw_only=False)
 
 
 class GraphJoin(_Entry):
     """From several branches to one state, after enough of them have arrived.
 
     Attributes:
-        from_states: Names of the last states of the branches, at least two.
+        from_states: Last states of the branches, at least two.
         to_state: Name of a state, or `Graph.END`.
         count: Branches that must arrive; then the others are cancelled. None: all.
     """
 
-    from_states: OneOrMany[StrictText] = Field(kw_only=False)
-    to_state: StrictText = Field(kw_only=False)
-    count: StrictInt | None = None
+    from_states: OneOrMany[fields.StrictText] = Field(kw_only=False)
+    to_state: fields.StrictText = Field(kw_only=False)
+    count: fields.StrictInt | None = None
 
 
 class MaxStepsAction(StrEnum):
     """Result of a graph that reaches its limit."""
 
-    #: the output of the last step
-    RETURN_LAST = "return_last"
-    #: the run fails with `MaxGraphStepsExceededError`
-    THROW = "throw"
-    #: the output of the last step, and `was_graph_terminated_by_max_steps` is true
-    RETURN_WITH_FLAG = "return_with_flag"
+    RETURN_LAST = "return_last"  # the output of the last step
+    THROW = "throw"  # fails with `MaxGraphStepsExceededError`
+    RETURN_WITH_FLAG = "return_with_flag"  # and `was_graph_terminated_by_max_steps` is true
 
 
 Edge: TypeAlias = GraphEdge | GraphFork | GraphJoin
-#: A short `GraphEdge`: from, to, and the condition.
-EdgeTuple: TypeAlias = tuple[str, str] | tuple[str, str, Condition | None]
+EdgeTuple: TypeAlias = tuple[str, str] | tuple[str, str, Condition | None]  # from, to, and the condition
 
 if TYPE_CHECKING:
     _Action = Accepts[MaxStepsAction, MaxStepsAction | str]
@@ -116,49 +99,45 @@ if TYPE_CHECKING:
     _Edges = Accepts[Sequence[Edge], Edge | EdgeTuple | Sequence[Edge | EdgeTuple] | None]
 else:
     _Edges = Annotated[Sequence[Edge], SkipValidation]
-    _Action = Annotated[MaxStepsAction, BeforeValidator(to_member(MaxStepsAction, "on_max_steps"))]
+    _Action = Annotated[MaxStepsAction, BeforeValidator(fields.to_member(MaxStepsAction, "on_max_steps"))]
     _Names = Annotated[frozenset[str], BeforeValidator(lambda value: frozenset(to_tuple(value)))]
 
 
-class Graph(Identified):
-    """A state machine: after each state, the first of its edges that matches names the next state.
-
-    Like a task it is equal only to itself.
+class Graph(fields.Identified):
+    """A state machine: after each state, the first of its edges that matches names the next state. It is equal only to itself.
 
     Attributes:
         name: Its name in histories, traces and messages.
         states: A task or a loop for each state, by the state's name.
-        edges: From state to state, tried in this order: `GraphEdge`s, or tuples of two states and a condition. Forks and
-            joins are in the same list.
+        edges: `GraphEdge`s, or tuples of two states and a condition, tried in this order; also forks and joins.
         start: Name of the first state.
         max_steps: Most steps.
-        on_max_steps: Result if that limit ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        on_max_steps: Result at that limit: `"return_last"`, `"throw"` or `"return_with_flag"`.
         inject_feedback_on_revisit: Whether a state that is visited again sees its previous output.
         no_feedback_states: Names of states that never see it.
     """
 
-    #: target of an edge that ends the graph
-    END: ClassVar[str] = END
+    END: ClassVar[str] = END  # ends the graph
 
-    name: StrictText = Field(kw_only=False)
+    name: fields.StrictText = Field(kw_only=False)
     states: Annotated[Mapping[str, Task | Loop], SkipValidation] = Field(kw_only=False)
     edges: _Edges
-    start: StrictText
-    max_steps: StrictInt = 50
-    on_max_steps: _Action = initially(MaxStepsAction.RETURN_LAST)
+    start: fields.StrictText
+    max_steps: fields.StrictInt = 50
+    on_max_steps: _Action = fields.initially(MaxStepsAction.RETURN_LAST)
     inject_feedback_on_revisit: bool = True
-    no_feedback_states: _Names = initially(frozenset())
+    no_feedback_states: _Names = fields.initially(frozenset())
 
-    __hash__ = Identified.__hash__
+    __hash__ = fields.Identified.__hash__
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """The states that are loops, in declared order."""
+        """The states that are loops."""
         return tuple(state for state in self.states.values() if isinstance(state, Loop))
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """The tasks of its states, in declared order; a loop is replaced by its body."""
+        """The tasks of its states and loops, in declared order."""
         return tuple(
             task for state in self.states.values() for task in (state.body if isinstance(state, Loop) else (state,))
         )
@@ -172,15 +151,21 @@ class Graph(Identified):
             }
         )
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        """Check the fields in the order of S-GRAPH-10 to S-GRAPH-16."""
+        """In the order of S-GRAPH-10 to S-GRAPH-16."""
         name = arguments.get("name")
-        check_text(name, "Graph name must be non-blank")
+        fields.check_text(name, "Graph name must be non-blank")
         states = arguments["states"] = _check_states(f"Graph '{name}'", arguments.get("states"))
-        check_least(arguments.get("max_steps"), 1, f"Graph '{name}' max_steps")
-        _check_start(f"Graph '{name}'", arguments.get("start"), states)
+        fields.check_least(arguments.get("max_steps"), 1, f"Graph '{name}' max_steps")
+        subject, start = f"Graph '{name}'", arguments.get("start")
+        fields.check_text(start, f"{subject} must declare a start state")
+        if start == END:
+            raise ValidationError(f"{subject} start state cannot be Graph.END (the graph would never run)")
+        if start not in states:
+            msg = f"{subject} start state '{start}' is not a declared state. Known states: [{', '.join(states)}]"
+            raise ValidationError(msg)
         edges = arguments["edges"] = _to_edges(f"Graph '{name}'", arguments.get("edges"))
         _check_edges(f"Graph '{name}'", edges, list(states))
         silent = arguments.get("no_feedback_states")
@@ -213,28 +198,22 @@ def _check_states(subject: str, value: object) -> dict[str, Task | Loop]:
     return cast("dict[str, Task | Loop]", states)
 
 
-def _check_start(subject: str, start: object, states: Mapping[str, object]) -> None:
-    """S-GRAPH-13."""
-    check_text(start, f"{subject} must declare a start state")
-    if start == END:
-        raise ValidationError(f"{subject} start state cannot be Graph.END (the graph would never run)")
-    if start not in states:
-        raise ValidationError(
-            f"{subject} start state '{start}' is not a declared state. Known states: [{', '.join(states)}]"
-        )
-
-
 def _to_edges(subject: str, value: object) -> tuple[Edge, ...]:
     entries = to_tuple(value)
     if isinstance(value, tuple) and isinstance(entries[0] if entries else None, str):
         entries = (entries,)  # one edge
     edges: list[Edge] = []
     for index, entry in enumerate(entries):
-        edge = (
-            _to_edge(cast("tuple[object, ...]", entry), f"{subject} edge[{index}]")
-            if isinstance(entry, tuple)
-            else entry
-        )
+        edge: object = entry
+        if isinstance(entry, tuple):  # S-GRAPH-128
+            parts, at = entry, f"{subject} edge[{index}]"
+            if len(parts) not in _EDGE_LENGTHS:
+                msg = f"{at} must be a tuple (from, to) or (from, to, condition), got {len(parts)} values"
+                raise ValidationError(msg)
+            try:
+                edge = GraphEdge(*parts)
+            except ValidationError as error:
+                raise ValidationError(f"{at}: {error}") from None
         if not isinstance(edge, GraphEdge | GraphFork | GraphJoin):
             found = "None" if entry is None else type(entry).__name__
             raise ValidationError(f"{subject} edge[{index}] must be a GraphEdge, GraphFork or GraphJoin, got: {found}")
@@ -242,18 +221,8 @@ def _to_edges(subject: str, value: object) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-def _to_edge(parts: tuple[object, ...], subject: str) -> GraphEdge:
-    """Return the edge in the form of a tuple (S-GRAPH-128)."""
-    if len(parts) not in _EDGE_LENGTHS:
-        raise ValidationError(f"{subject} must be a tuple (from, to) or (from, to, condition), got {len(parts)} values")
-    try:
-        return GraphEdge(*cast("tuple[Any, ...]", parts))
-    except ValidationError as error:
-        raise ValidationError(f"{subject}: {error}") from None
-
-
 def _check_edges(graph: str, edges: Sequence[GraphEdge | GraphFork | GraphJoin], states: Sequence[str]) -> None:
-    """Check the edges of a graph against its states (S-GRAPH-14, S-GRAPH-15, S-GRAPH-112 to S-GRAPH-114)."""
+    """S-GRAPH-14, S-GRAPH-15, S-GRAPH-112 to S-GRAPH-114."""
     leaving: set[str] = set()
     for index, edge in enumerate(edges):
         subject = f"{graph} edge[{index}]"
@@ -267,9 +236,8 @@ def _check_edges(graph: str, edges: Sequence[GraphEdge | GraphFork | GraphJoin],
         if isinstance(edge, GraphJoin):
             _check_branches(subject, "join", edge.from_states)
             if edge.count is not None and not 1 <= edge.count <= len(edge.from_states):
-                raise ValidationError(
-                    f"{subject} count must be between 1 and {len(edge.from_states)} when set, got: {edge.count}"
-                )
+                msg = f"{subject} count must be between 1 and {len(edge.from_states)} when set, got: {edge.count}"
+                raise ValidationError(msg)
         leaving.update(sources)
     stuck = [state for state in states if state not in leaving]
     if stuck:

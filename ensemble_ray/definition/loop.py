@@ -6,36 +6,24 @@ The start of a run checks a loop against the rest of its ensemble (`validation`)
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, SkipValidation
 
-from ensemble_ray.definition.fields import (
-    Identified,
-    StrictInt,
-    StrictText,
-    check_least,
-    check_text,
-    checks_arguments,
-    initially,
-    to_member,
-)
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.task import Task, UnitOutput, check_context
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.task_output import GraphRoutingContext, LoopIterationContext
 from ensemble_ray.values.value import Accepts, OneOrMany, to_tuple
 
-#: Decides whether a loop ends; sync or async.
-Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]]
+Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]]  # sync or async
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`.
-
-    Create it with `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
+    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`, created with its class methods.
 
     Examples:
         >>> Until.text_contains("APPROVED", ignore_case=True)
@@ -43,15 +31,13 @@ class Until:
     """
 
     kind: Literal["parsed", "text_contains", "unchanged"]
-    #: text that the answer must contain
     text: str = ""
     ignore_case: bool = False
-    #: called with the parsed answer
-    condition: Callable[[Any], bool | Awaitable[bool]] | None = None
+    condition: Callable[[Any], bool | Awaitable[bool]] | None = None  # of the parsed answer
 
     @classmethod
     def parsed(cls, condition: Callable[[Any], bool | Awaitable[bool]]) -> Until:
-        """Stop when a condition holds for the parsed output of the last body task. The task needs an `output_type`.
+        """Stop when a condition holds for the parsed output of the last body task, which needs an `output_type`.
 
         Raises:
             ValidationError: the condition is not callable.
@@ -73,11 +59,11 @@ class Until:
 
     @classmethod
     def unchanged(cls) -> Until:
-        """Stop when the last body task repeats its output of the iteration before; spaces at the ends do not count."""
+        """Stop when the last body task repeats its output, apart from spaces at the ends."""
         return cls(kind="unchanged")
 
     def __call__(self, context: LoopIterationContext | GraphRoutingContext) -> bool | Awaitable[bool]:
-        """Return whether to end the loop after this iteration, or to follow the edge after this step."""
+        """Return whether the predicate holds after this iteration or step."""
         if isinstance(context, GraphRoutingContext):
             visits = context.state_history[context.current_state]
             output, before = context.last_output, visits[-2] if len(visits) > 1 else None
@@ -93,90 +79,77 @@ class Until:
         return self.text in output.raw
 
 
-#: Cap of a loop that declares a predicate but no cap: no loop is unbounded (S-LOOP-20).
-DEFAULT_MAX_ITERATIONS = 5
+DEFAULT_MAX_ITERATIONS = 5  # no loop is unbounded (S-LOOP-20)
 
 
 class LoopMemoryMode(StrEnum):
     """Handling of the memory scopes of a loop's body between iterations."""
 
-    #: all entries stay
-    ACCUMULATE = "accumulate"
-    #: the scopes are cleared before each further iteration
-    FRESH_PER_ITERATION = "fresh_per_iteration"
-    #: only the newest entries stay
-    WINDOW = "window"
+    ACCUMULATE = "accumulate"  # all entries stay
+    FRESH_PER_ITERATION = "fresh_per_iteration"  # cleared before each further iteration
+    WINDOW = "window"  # only the newest entries stay
 
 
 class LoopOutputMode(StrEnum):
-    """Output of a loop, as the rest of the ensemble sees it."""
+    """Output of a loop for the rest of the ensemble."""
 
-    #: the outputs of the last iteration
-    LAST_ITERATION = "last_iteration"
-    #: the output of the last body task in the last iteration
-    FINAL_TASK_ONLY = "final_task_only"
-    #: per body task the texts of all iterations, joined
-    ALL_ITERATIONS = "all_iterations"
+    LAST_ITERATION = "last_iteration"  # the outputs of the last iteration
+    FINAL_TASK_ONLY = "final_task_only"  # of the last body task in the last iteration
+    ALL_ITERATIONS = "all_iterations"  # the texts of all iterations, joined per body task
 
 
 class MaxIterationsAction(StrEnum):
     """Result of a loop that reaches its limit."""
 
-    #: the outputs of the last iteration
-    RETURN_LAST = "return_last"
-    #: the run fails with `MaxLoopIterationsExceededError`
-    THROW = "throw"
-    #: the outputs of the last iteration, and `was_loop_terminated_by_max_iterations` is true
-    RETURN_WITH_FLAG = "return_with_flag"
+    RETURN_LAST = "return_last"  # the outputs of the last iteration
+    THROW = "throw"  # fails with `MaxLoopIterationsExceededError`
+    RETURN_WITH_FLAG = "return_with_flag"  # and `was_loop_terminated_by_max_iterations` is true
 
 
-_to_memory_mode = to_member(LoopMemoryMode, "memory_mode")
+_to_memory_mode = fields.to_member(LoopMemoryMode, "memory_mode")
 
 if TYPE_CHECKING:
     _Action = Accepts[MaxIterationsAction, MaxIterationsAction | str]
     _OutputMode = Accepts[LoopOutputMode, LoopOutputMode | str]
     _MemoryMode = Accepts[LoopMemoryMode, LoopMemoryMode | str]
 else:
-    _Action = Annotated[MaxIterationsAction, BeforeValidator(to_member(MaxIterationsAction, "on_max_iterations"))]
-    _OutputMode = Annotated[LoopOutputMode, BeforeValidator(to_member(LoopOutputMode, "output_mode"))]
+    _Action = Annotated[
+        MaxIterationsAction, BeforeValidator(fields.to_member(MaxIterationsAction, "on_max_iterations"))
+    ]
+    _OutputMode = Annotated[LoopOutputMode, BeforeValidator(fields.to_member(LoopOutputMode, "output_mode"))]
     _MemoryMode = Annotated[LoopMemoryMode, BeforeValidator(_to_memory_mode)]
 
 
-class Loop(Identified):
-    """Tasks that run in order, repeatedly, until a predicate holds or a limit is reached.
-
-    Like a task it is equal only to itself.
+class Loop(fields.Identified):
+    """Tasks that run in order, repeatedly, until a predicate holds or a limit is reached. It is equal only to itself.
 
     Attributes:
         name: Its name in histories, traces and messages.
-        body: Tasks of one iteration, in this order. Their context must be in the body.
-        until: Returns whether to stop: called with a `LoopIterationContext` after each iteration, sync or async, or an
-            `Until`.
+        body: Tasks of one iteration, in this order, with context inside the body.
+        until: Whether to stop after an iteration: a function of a `LoopIterationContext`, sync or async, or an `Until`.
         max_iterations: Most iterations; None: 5.
-        on_max_iterations: Result if that limit ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
-        output_mode: Its output for the rest of the ensemble: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
-        memory_mode: Handling of the body's memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"` or
-            `"window"`.
+        on_max_iterations: Result at that limit: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        output_mode: Its output: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
+        memory_mode: Memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"` or `"window"`.
         memory_window_size: Entries per scope that stay in mode `"window"`.
-        inject_feedback: Whether the first task of the body sees the last output of the iteration before.
-        context: Tasks outside that it waits for; its first task sees their outputs. For another loop, use `other.output`.
-        max_tokens: Tokens of input and output that its iterations may use together. It ends as by `max_iterations` after
-            the iteration that reaches them. None: no limit.
+        inject_feedback: Whether the first task sees the last output of the iteration before.
+        context: Tasks outside whose outputs its first task sees. For another loop, use `other.output`.
+        max_tokens: Tokens of all iterations. It ends after the iteration that reaches them. None: no limit.
     """
 
-    name: StrictText = Field(kw_only=False)
+    name: fields.StrictText = Field(kw_only=False)
     body: Annotated[OneOrMany[Task], SkipValidation] = Field(kw_only=False)
     until: Annotated[Predicate | None, SkipValidation] = None
-    max_iterations: StrictInt | None = DEFAULT_MAX_ITERATIONS
-    on_max_iterations: _Action = initially(MaxIterationsAction.RETURN_LAST)
-    output_mode: _OutputMode = initially(LoopOutputMode.LAST_ITERATION)
-    memory_mode: _MemoryMode = initially(LoopMemoryMode.ACCUMULATE)
-    memory_window_size: StrictInt = 0
+    max_iterations: fields.StrictInt | None = DEFAULT_MAX_ITERATIONS
+    on_max_iterations: _Action = fields.initially(MaxIterationsAction.RETURN_LAST)
+    output_mode: _OutputMode = fields.initially(LoopOutputMode.LAST_ITERATION)
+    memory_mode: _MemoryMode = fields.initially(LoopMemoryMode.ACCUMULATE)
+    memory_window_size: fields.StrictInt = 0
     inject_feedback: bool = True
-    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = initially(())
-    max_tokens: StrictInt | None = None
+    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = fields.initially(())
+    max_tokens: fields.StrictInt | None = None
 
-    __hash__ = Identified.__hash__
+    __hash__ = fields.Identified.__hash__
 
     @property
     def output(self) -> UnitOutput:
@@ -193,34 +166,26 @@ class Loop(Identified):
             shown = f"'{body_key(task)}'" if isinstance(task, Task) else type(task).__name__
             bodies = ", ".join(f"'{body_key(each)}'" for each in self.body)
             raise ValidationError(f"Loop '{self.name}' output_of needs a task of its body ({bodies}), got: {shown}")
-        return UnitOutput(
-            object_id=self.object_id,
-            unit="loop",
-            name=self.name,
-            task_id=task.object_id,
-            task=body_key(task),
-            loop=self,
-        )
+        return replace(self.output, task_id=task.object_id, task=body_key(task))
 
     @property
     def cap(self) -> int:
         """Most iterations."""
         return DEFAULT_MAX_ITERATIONS if self.max_iterations is None else self.max_iterations
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        """Check the fields in the order of S-LOOP-10 to S-LOOP-24."""
+        """In the order of S-LOOP-10 to S-LOOP-24."""
         name = arguments.get("name")
-        check_text(name, "Loop name must be non-blank")
+        fields.check_text(name, "Loop name must be non-blank")
         arguments["body"] = body = cast("tuple[Task, ...]", to_tuple(arguments.get("body")))
         if not body:
             raise ValidationError(f"Loop '{name}' body must contain at least one task")
         _check_cap(arguments)
         _check_window(arguments)
         _check_members(body, name)
-        _check_keys(body, name)
-        _check_inner_context(body, name)
+        _check_body(body, name)
         _check_until(arguments)
         arguments["context"] = check_context(f"Loop '{name}' context", arguments.get("context"))
 
@@ -238,14 +203,13 @@ def body_key(task: Task) -> str:
 
 
 def _check_cap(arguments: Mapping[str, Any]) -> None:
-    """S-LOOP-12, S-LOOP-13, S-LOOP-163. A missing `max_iterations` is the default, not None."""
+    """S-LOOP-12, S-LOOP-13, S-LOOP-163."""
     name, most = arguments["name"], arguments.get("max_tokens")
     cap = arguments.get("max_iterations", DEFAULT_MAX_ITERATIONS)
-    check_least(cap, 1, f"Loop '{name}' max_iterations")
+    fields.check_least(cap, 1, f"Loop '{name}' max_iterations")
     if cap is None and arguments.get("until") is None:
-        raise ValidationError(
-            f"Loop '{name}' must declare either an 'until' predicate or a positive max_iterations (or both)"
-        )
+        msg = f"Loop '{name}' must declare either an 'until' predicate or a positive max_iterations (or both)"
+        raise ValidationError(msg)
     if isinstance(most, int | float) and most < 1:
         raise ValidationError(f"Loop '{name}' max_tokens must be >= 1 when set, got: {most}")
 
@@ -279,7 +243,7 @@ def _check_members(entries: tuple[object, ...], name: object) -> None:
             raise ValidationError(f"Loop '{name}' body must contain Tasks only, got: {type(entry).__name__}")
 
 
-def _check_keys(body: tuple[Task, ...], name: object) -> None:
+def _check_body(body: tuple[Task, ...], name: object) -> None:
     """S-LOOP-21 to S-LOOP-24."""
     keys: set[str] = set()
     for task in body:
@@ -290,9 +254,6 @@ def _check_keys(body: tuple[Task, ...], name: object) -> None:
                 "Body tasks must be uniquely identifiable."
             )
         keys.add(key)
-
-
-def _check_inner_context(body: tuple[Task, ...], name: object) -> None:
     inside = {task.object_id for task in body}
     for task in body:
         if any(entry.object_id not in inside for entry in task.context):

@@ -29,22 +29,14 @@ from typing import (
     Union,
     cast,
     get_args,
-    get_origin,
     overload,
 )
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
 from typing_extensions import TypeAliasType
 
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import (
-    ParallelErrorStrategy,
-    StrictInt,
-    StrictText,
-    check_positive,
-    checks_arguments,
-    initially,
-)
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.run_rules import RunListeners
 from ensemble_ray.definition.task import Task, UnitOutput, WithReflection
@@ -56,23 +48,20 @@ from ensemble_ray.values.task_output import OutputType, full_name
 from ensemble_ray.values.value import Accepts
 
 _Arguments = Mapping[str, object]
-#: Default size of a group (static mode).
-DEFAULT_CHUNK_SIZE = 5
-#: Arguments of the task factories by side, without and with an agent factory.
+DEFAULT_CHUNK_SIZE = 5  # outputs per group in static mode
+#: By side, without and with an agent factory.
 _FACTORY_ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "chunk_tasks, agent")}
-#: Names of the first argument today; factories with the old order use them for the second.
+#: Names of the first argument; in the old order they name the second.
 _GROUP_NAMES = frozenset({"group", "chunk", "chunk_tasks", "tasks", "items", "outputs"})
-#: An unresolved annotation.
 _AGENT = re.compile(r"([\w.]*Optional\[)?[\w.]*Agent\]?")
-#: Frames between the warning and the caller of the constructor.
-_CALLER_LEVEL = 3
+_CALLER_LEVEL = 3  # frames up to the caller of the constructor
 _POLICIES = ("fail", "skip", "collect")
 _MODES = ("levels", "pipelined")
 
 ItemPolicy: TypeAlias = Literal["fail", "skip", "collect"]
 
 if TYPE_CHECKING:
-    #: a sequence, an iterable, an async iterable, a file, a table, or an object with `iter_rows`
+    #: a sequence, an iterable, a file, a table, or an object with `iter_rows`
     Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | CsvFile | DeadLetters | Any
     _Task: TypeAlias = Task | Awaitable[Task]
     _Agent: TypeAlias = Agent | Awaitable[Agent]
@@ -84,7 +73,7 @@ if TYPE_CHECKING:
     class _OldAgent(Agent): ...
 
     class _AgentFirst(Protocol):
-        """Deprecated (S-MR-227). It has overloads, since pyright would otherwise infer parameters of lambdas from it."""
+        """Deprecated (S-MR-227). Without overloads, pyright would infer parameters of lambdas from it."""
 
         @overload
         def __call__(self, agent: _OldAgent, many: list[Any], /) -> _Task: ...
@@ -99,7 +88,7 @@ if TYPE_CHECKING:
     FilePath: TypeAlias = Accepts[Path | None, str | Path | None]
     Columns: TypeAlias = Accepts[tuple[str, ...] | None, Sequence[str] | None]
 else:
-    # Definitions check these fields themselves, in the order of the specification.
+    # Definitions check these fields in the order of the specification.
     Items = Annotated[Any, SkipValidation]
     MapTask = MapAgent = ReduceTask = DirectTask = GroupAgent = Annotated[Any, SkipValidation]
     TokenEstimator = InputEstimator = Annotated[Any, SkipValidation]
@@ -116,15 +105,15 @@ class MapDefinition(RunListeners, WithReflection):
         items: A list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file, `CsvFile(path)`, a
             DataFrame or an Arrow table, a Ray Dataset, or `DeadLetters(path)`. All but sequences are read during the run.
         map_task: Makes the task of an item: `callable(item)`, or with `map_agent` `callable(item, agent)`. It may return a
-            `Loop`, which runs for the item, or `loop.output_of(task)`.
-        map_agent: Makes the agent of an item: `callable(item)`; None: the task names an agent, or the run makes one.
-        on_item_error: Effect of a failed item. `"fail"`: the run fails; `"skip"`: the output does not contain it; `"collect"`:
-            the output lists it in `failed_items`. None: `"fail"` or `"collect"`, as `parallel_error_strategy` says.
+            `Loop`, or `loop.output_of(task)`.
+        map_agent: Makes the agent of an item: `callable(item)`.
+        on_item_error: A failed item: `"fail"`: fails the run; `"skip"`: is missing in the output; `"collect"`: is in
+            `failed_items` of the output. None: as `parallel_error_strategy` says.
         dead_letters: Path of a `.jsonl` file for failed items.
         results: Path of a `.jsonl` or `.parquet` file for the outputs of the items, written as they arrive.
-        columns: Columns of its rows after `index`: parts of a row such as `raw`, fields of the parsed answer, fields of the
-            item. None: all parts of a row.
-        key: Field of the item that is the first column, in place of the whole item.
+        columns: Columns of its rows after `index`: parts of a row such as `raw`, fields of the parsed answer or of the item.
+            None: all parts of a row.
+        key: Field of the item that is the first column, in place of the item.
         replicas: Processes per kind of agent on Ray; None: as the agents declare.
         max_concurrency: Tasks that one process does at the same time; None: as the agents declare.
     """
@@ -136,17 +125,17 @@ class MapDefinition(RunListeners, WithReflection):
     map_task: MapTask = Field(kw_only=False)
     map_agent: MapAgent | None = None
     on_item_error: ItemPolicy | None = None
-    dead_letters: FilePath = initially(None)
-    results: FilePath = initially(None)
-    columns: Columns = initially(None)
-    key: StrictText | None = None
-    replicas: StrictInt | None = None
-    max_concurrency: StrictInt | None = None
+    dead_letters: FilePath = fields.initially(None)
+    results: FilePath = fields.initially(None)
+    columns: Columns = fields.initially(None)
+    key: fields.StrictText | None = None
+    replicas: fields.StrictInt | None = None
+    max_concurrency: fields.StrictInt | None = None
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check_map(cls, arguments: dict[str, Any]) -> None:
-        """Check the fields in the order of S-MR-10 to S-MR-23, S-MR-110, S-MR-150; a missing argument counts as None."""
+        """In the order of S-MR-10 to S-MR-23, S-MR-110, S-MR-150; a missing argument counts as None."""
         items = arguments.get("items")
         if items is None or (isinstance(items, Sequence | AbstractSet | Mapping) and not items):
             raise ValidationError("items must not be None or empty")
@@ -154,7 +143,7 @@ class MapDefinition(RunListeners, WithReflection):
         cls._check_reduction(arguments)
         _check_outcomes(arguments)
         for name in ("replicas", "max_concurrency"):
-            check_positive(arguments.get(name), f"{name} must be > 0 when set")
+            fields.check_positive(arguments.get(name), f"{name} must be > 0 when set")
         if "parallel_error_strategy" in arguments and arguments["parallel_error_strategy"] is None:
             raise ValidationError(f"{cls._called} parallel_error_strategy must not be None")
         if isinstance(items, list):
@@ -162,22 +151,22 @@ class MapDefinition(RunListeners, WithReflection):
 
     @classmethod
     def _check_reduction(cls, arguments: dict[str, Any]) -> None:
-        """Check the additional fields of a map-reduce, at this point of the order."""
+        """Do nothing; a map-reduce checks its own fields here."""
 
     @model_validator(mode="after")
     def _find_source(self) -> MapDefinition:
-        """Create the source; items without a source are refused (S-MR-120)."""
+        """S-MR-120."""
         self._source = source_of(self.items)
         return self
 
     @property
     def item_source(self) -> ItemSource:
-        """Source of the items. All runs of this instance share it, so that a used-up iterator is noticed."""
+        """Source of the items, shared by all runs of this instance."""
         return self._source
 
     @property
     def has_list(self) -> bool:
-        """Whether the items are a list or another sequence, so that all are known."""
+        """Whether the items are a sequence, so that all are known."""
         return self._source.is_list
 
     @property
@@ -185,7 +174,7 @@ class MapDefinition(RunListeners, WithReflection):
         """Effect of a failed item."""
         if self.on_item_error is not None:
             return self.on_item_error
-        return "collect" if self.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR else "fail"
+        return "collect" if self.parallel_error_strategy is fields.ParallelErrorStrategy.CONTINUE_ON_ERROR else "fail"
 
     @property
     def shown_workflow(self) -> str:
@@ -199,19 +188,18 @@ class MapReduceDefinition(MapDefinition):
     Attributes:
         reduce_task: Makes the task over a group: `callable(chunk_tasks)`, or with `reduce_agent`
             `callable(chunk_tasks, agent)`; its `context` must contain all of them.
-        reduce_agent: Makes the agent of a group: `callable()`; None: the task names an agent, or the run makes one.
-        direct_task: Makes one task over all items, for an input that fits the budget as it is: `callable(items)`, or with
-            `direct_agent` `callable(items, agent)`.
+        reduce_agent: Makes the agent of a group: `callable()`.
+        direct_task: Makes one task over all items, if they fit the budget: `callable(items)`, or with `direct_agent`
+            `callable(items, agent)`.
         direct_agent: Makes its agent: `callable()`.
         chunk_size: Outputs per group; None: 5, without a budget.
         target_token_budget: Tokens that the outputs of a group may have together.
         context_window_size: Tokens that the reducing model can read; with `budget_ratio` another way to set the budget.
         budget_ratio: Share of that window that a group may fill; above 0.0, at most 1.0.
         max_reduce_levels: Levels of reduce tasks before the final one; with a budget only.
-        token_estimator: Tokens of an output without a provider's count: `callable(text)`; None: no estimate.
+        token_estimator: Tokens of an uncounted output: `callable(text)`.
         input_estimator: Text of an item, to estimate whether the input fits the budget.
-        mode: `"levels"`: a level begins after the end of the level before; `"pipelined"`: a reduce begins as soon as a group
-            is full.
+        mode: `"levels"`: level by level; `"pipelined"`: a reduce begins as soon as a group is full.
         ordered: Pipelined only: groups follow the order of the items instead of the order of completion.
     """
 
@@ -221,13 +209,13 @@ class MapReduceDefinition(MapDefinition):
     reduce_agent: GroupAgent | None = None
     direct_task: DirectTask | None = None
     direct_agent: GroupAgent | None = None
-    chunk_size: StrictInt | None = None
-    target_token_budget: StrictInt | None = None
-    context_window_size: StrictInt | None = None
+    chunk_size: fields.StrictInt | None = None
+    target_token_budget: fields.StrictInt | None = None
+    context_window_size: fields.StrictInt | None = None
     budget_ratio: float | None = None
-    max_reduce_levels: StrictInt = 10
+    max_reduce_levels: fields.StrictInt = 10
     token_estimator: TokenEstimator | None = None
-    input_estimator: InputEstimator = initially(str)
+    input_estimator: InputEstimator = fields.initially(str)
     mode: Literal["levels", "pipelined"] = "levels"
     ordered: bool = False
 
@@ -239,12 +227,12 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether groups fit a budget of tokens; otherwise they have a fixed size."""
+        """Whether groups fit a budget of tokens, instead of a fixed size."""
         return self.budget is not None
 
     @property
     def budget(self) -> int | None:
-        """Tokens that the outputs of a group may have together; None: groups have a fixed size."""
+        """Tokens that the outputs of a group may have together."""
         if self.context_window_size is not None and self.budget_ratio is not None:
             return int(self.context_window_size * self.budget_ratio)
         return self.target_token_budget
@@ -256,7 +244,7 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def capacity(self) -> int:
-        """Size of a full group: in tokens with a budget, otherwise in outputs."""
+        """Size of a full group: in tokens with a budget, else in outputs."""
         return self.effective_chunk_size if self.budget is None else self.budget
 
     @property
@@ -266,10 +254,7 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def is_planned(self) -> bool:
-        """Whether all its tasks are made at construction, so that it runs, and handles failed tasks, as an ordinary ensemble.
-
-        This is so in static mode over a list, level by level, without settings for single items.
-        """
+        """Whether all its tasks are made at construction: static mode over a list, without settings for single items."""
         item_settings = (self.on_item_error, self.dead_letters, self.results)
         is_by_levels = not self.is_adaptive and not self.is_pipelined
         return is_by_levels and self.has_list and all(each is None for each in item_settings)
@@ -281,14 +266,13 @@ class MapReduceDefinition(MapDefinition):
 
 
 def takes_agent_first(factory: object) -> bool:
-    """Return whether a factory of two arguments has the old order, by its annotations, else by its names (S-MR-227)."""
-    if (signature := _signature_of(cast("Callable[..., object]", factory))) is None:
-        return False
-    places = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}
-    ]
+    """Return whether a factory of two arguments has the old order, by annotations, else by names (S-MR-227)."""
+    parameters: Iterable[inspect.Parameter] = ()
+    for is_resolved in (False, True):  # texts remain if a name exists only for type checkers
+        with suppress(NameError, AttributeError, SyntaxError, TypeError, ValueError):
+            signature = inspect.signature(cast("Callable[..., object]", factory), eval_str=is_resolved)
+            parameters = signature.parameters.values()
+    places = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
     if len(places) < 2:  # noqa: PLR2004  the group and the agent
         return False
     first, second = places[:2]
@@ -299,10 +283,7 @@ def takes_agent_first(factory: object) -> bool:
 
 
 def warn_of_old_order(arguments: _Arguments) -> None:
-    """Warn of factories with the agent as first argument (S-MR-227), unless the library itself makes a copy.
-
-    Call it in a constructor.
-    """
+    """Warn in a constructor of factories with the agent first (S-MR-227), unless the library makes a copy."""
     caller = sys._getframe(_CALLER_LEVEL - 1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if str(caller.f_globals.get("__name__")).startswith("ensemble_ray."):
         return
@@ -317,7 +298,7 @@ def warn_of_old_order(arguments: _Arguments) -> None:
 
 
 def output_types_of(factories: Iterable[object]) -> Mapping[str, OutputType]:
-    """Return the classes and aliases that factories refer to, directly or by functions and values of their modules."""
+    """Return the types that factories refer to, directly or by functions and values of their modules."""
     found: dict[str, OutputType] = {}
     seen: set[int] = set()
     waiting: list[object] = [each for each in factories if each is not None]
@@ -327,7 +308,9 @@ def output_types_of(factories: Iterable[object]) -> Mapping[str, OutputType]:
             continue
         seen.add(id(each))
         if isinstance(each, type):
-            if _can_be_output(each):
+            root = each.__module__.partition(".")[0]
+            # No class of the library, and of the built-in types those of JSON data.
+            if each in _PLAIN if root == "builtins" else root != "ensemble_ray":
                 found.setdefault(full_name(each), each)
         elif isinstance(each, typing.NewType | TypeAliasType):
             found.setdefault(full_name(each), cast("OutputType", each))
@@ -340,10 +323,7 @@ def output_types_of(factories: Iterable[object]) -> Mapping[str, OutputType]:
 
 
 def find_output_type(name: str, known: Mapping[str, OutputType]) -> OutputType | None:
-    """Return the type with that full name (`full_name`), also a composed one such as `list[module.Report]`, or None.
-
-    `known`: the result of `output_types_of`.
-    """
+    """Return the type of `output_types_of` with that full name, also a composed one such as `list[module.Report]`."""
     if name in known:
         return known[name]
     try:
@@ -353,7 +333,7 @@ def find_output_type(name: str, known: Mapping[str, OutputType]) -> OutputType |
 
 
 def _check_side(arguments: _Arguments, side: str) -> None:
-    """Refuse a missing task factory (S-MR-11, S-MR-12), and factories that are not callable."""
+    """S-MR-11, S-MR-12."""
     task, agent = f"{side}_task", f"{side}_agent"
     plain, with_agent = _FACTORY_ARGUMENTS[side]
     if arguments.get(task) is None:
@@ -376,13 +356,12 @@ def _check_reduction(arguments: _Arguments) -> None:
     if mode not in _MODES:
         raise ValidationError(f"mode must be 'levels' or 'pipelined', got: {mode}")
     if arguments.get("ordered") is True and mode != "pipelined":
-        raise ValidationError(
-            "ordered needs mode='pipelined': level by level, groups follow the order of the items anyway"
-        )
+        msg = "ordered needs mode='pipelined': level by level, groups follow the order of the items anyway"
+        raise ValidationError(msg)
 
 
 def _check_budget(arguments: _Arguments) -> bool:
-    """Check the budget (S-MR-13 to S-MR-17), and return whether there is one."""
+    """S-MR-13 to S-MR-17. Return whether there is a budget."""
     window, ratio = _number(arguments, "context_window_size"), _number(arguments, "budget_ratio")
     has_window, has_ratio = (arguments.get(name) is not None for name in ("context_window_size", "budget_ratio"))
     if has_window and not has_ratio:
@@ -437,7 +416,7 @@ def _check_grouping(arguments: _Arguments, *, is_adaptive: bool) -> None:
 
 
 def _check_outcomes(arguments: _Arguments) -> None:
-    """Refuse an unknown policy (S-MR-150), and files of outcomes without a known format."""
+    """S-MR-150, and the formats of files."""
     policy = arguments.get("on_item_error")
     if policy is not None and policy not in _POLICIES:
         raise ValidationError(f"on_item_error must be 'fail', 'skip' or 'collect', got: {policy}")
@@ -480,16 +459,8 @@ def _number(arguments: _Arguments, name: str) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _signature_of(factory: Callable[..., object]) -> inspect.Signature | None:
-    """Return the signature with resolved annotations; with texts, if a name exists only for type checkers."""
-    for is_resolved in (True, False):
-        with suppress(NameError, AttributeError, SyntaxError, TypeError, ValueError):
-            return inspect.signature(factory, eval_str=is_resolved)
-    return None  # not callable, or without a signature
-
-
 def _is_agent(annotation: object) -> bool:
-    if get_origin(annotation) in {Union, UnionType}:
+    if typing.get_origin(annotation) in {Union, UnionType}:
         return any(map(_is_agent, get_args(annotation)))
     text = getattr(annotation, "__forward_arg__", annotation)
     if isinstance(text, str):
@@ -497,11 +468,8 @@ def _is_agent(annotation: object) -> bool:
     return str(getattr(annotation, "__name__", "")).endswith("Agent")
 
 
-#: Limit of a search: a factory's module may refer to many objects. An output of an unknown type stays JSON data.
-_MOST_OBJECTS = 10_000
-#: Built-in types of JSON data.
-_PLAIN = frozenset({bool, dict, float, frozenset, int, list, set, str, tuple})
-#: Names in the texts of composed types.
+_MOST_OBJECTS = 10_000  # limit of a search. An output of an unknown type stays JSON data.
+_PLAIN = frozenset({bool, dict, float, frozenset, int, list, set, str, tuple})  # types of JSON data
 _FORMS: Mapping[str, object] = {
     **{each.__name__: each for each in _PLAIN},
     **{f"typing.{each}": getattr(typing, each) for each in ("Any", "Dict", "List", "Literal", "Optional", "Union")},
@@ -522,13 +490,6 @@ def _built(node: ast.expr, known: Mapping[str, OutputType]) -> Any:
         case _:
             name = ast.unparse(node)
             return _FORMS[name] if name in _FORMS else known[name]
-
-
-def _can_be_output(output_type: type[object]) -> bool:
-    """Return whether a task may declare it: a class of the user, or a type of JSON data; never a class of the library."""
-    if output_type.__module__ == builtins.__name__:
-        return output_type in _PLAIN
-    return output_type.__module__.partition(".")[0] != "ensemble_ray"
 
 
 def _references(value: object) -> Iterator[object]:
@@ -561,7 +522,7 @@ def _references(value: object) -> Iterator[object]:
 
 
 def _names_in(code: CodeType, names: Mapping[str, object]) -> Iterator[object]:
-    """Yield the values of the names in a function's code. In modules, look for the other names of the code."""
+    """Yield the values of the names in a function's code, also of names inside modules."""
     modules: list[ModuleType] = []
     for name in code.co_names:
         value = names.get(name, vars(builtins).get(name))

@@ -12,17 +12,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, InstanceOf, SkipValidation
 
-from ensemble_ray.definition.fields import (
-    Identified,
-    StrictInt,
-    StrictText,
-    Workflow,
-    WorkflowField,
-    check_least,
-    check_text,
-    checks_arguments,
-    initially,
-)
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.task import Task, UnitOutput
 from ensemble_ray.errors import ValidationError
@@ -37,56 +27,54 @@ class PhaseReview(Value):
     """A task that decides about each attempt of a phase. Its answer is read as a `PhaseReviewDecision`.
 
     Attributes:
-        task: Runs after all tasks of the phase, with a model, a handler or a person.
+        task: Runs after all tasks of the phase.
         max_retries: Most retries of the phase; >= 0.
         max_predecessor_retries: Most retries of a phase before it; >= 0.
     """
 
     task: InstanceOf[Task] = Field(kw_only=False)
-    max_retries: StrictInt = 2
-    max_predecessor_retries: StrictInt = 2
+    max_retries: fields.StrictInt = 2
+    max_predecessor_retries: fields.StrictInt = 2
 
     @classmethod
     def of(cls, task: Task, max_retries: int = 2) -> Self:
         """Return a review by that task."""
         return cls(task=task, max_retries=max_retries)
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
         """S-PHASE-61."""
         if arguments.get("task") is None:
             raise ValidationError("PhaseReview task must not be None")
         for field in ("max_retries", "max_predecessor_retries"):
-            check_least(arguments.get(field), 0, f"PhaseReview {field}")
+            fields.check_least(arguments.get(field), 0, f"PhaseReview {field}")
 
 
-class Phase(Identified):
-    """A named group of tasks and loops that runs after the phases before it have completed.
-
-    Like a task it is equal only to itself.
+class Phase(fields.Identified):
+    """A named group of tasks and loops that runs after the phases before it. It is equal only to itself.
 
     Attributes:
         name: Its name in results, events and messages.
         tasks: Its tasks.
         workflow: `"sequential"`, `"parallel"`, or None: the workflow of the ensemble.
         after: Phases that must complete first.
-        review: Decides whether its outputs are accepted; None: they are.
+        review: Decides whether its outputs are accepted.
         loops: Loops among its tasks, as in an ensemble.
     """
 
-    name: StrictText = Field(kw_only=False)
-    tasks: Annotated[OneOrMany[Task], SkipValidation] = Field(default=initially(()), kw_only=False)
-    workflow: WorkflowField = initially(None)
-    after: Annotated[OneOrMany[Phase], SkipValidation] = initially(())
+    name: fields.StrictText = Field(kw_only=False)
+    tasks: Annotated[OneOrMany[Task], SkipValidation] = Field(default=fields.initially(()), kw_only=False)
+    workflow: fields.WorkflowField = fields.initially(None)
+    after: Annotated[OneOrMany[Phase], SkipValidation] = fields.initially(())
     review: InstanceOf[PhaseReview] | None = None
-    loops: Annotated[OneOrMany[Loop], SkipValidation] = initially(())
+    loops: Annotated[OneOrMany[Loop], SkipValidation] = fields.initially(())
 
-    __hash__ = Identified.__hash__
+    __hash__ = fields.Identified.__hash__
 
     @classmethod
     def of(cls, name: str, *tasks: Task | Sequence[Task]) -> Self:
-        """Return a phase of these tasks; each argument is a task or a list of tasks."""
+        """Return a phase of these tasks, or lists of tasks."""
         listed: list[Task] = []
         for entry in tasks:
             listed.extend((entry,) if isinstance(entry, Task) else entry)
@@ -99,7 +87,7 @@ class Phase(Identified):
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """Its tasks, tasks of its loops, and its reviewer, in this order."""
+        """Its tasks, tasks of its loops, and its reviewer."""
         bodies = (task for loop in self.loops for task in loop.body)
         return (*self.tasks, *bodies, *(() if self.review is None else (self.review.task,)))
 
@@ -112,17 +100,17 @@ class Phase(Identified):
             review=review,
         )
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
         """S-PHASE-10 to S-PHASE-12, S-PHASE-110."""
         name = arguments.get("name")
-        check_text(name, "Phase name must not be None or blank")
+        fields.check_text(name, "Phase name must not be None or blank")
         tasks = arguments["tasks"] = _members_of(arguments.get("tasks"), Task, f"Phase '{name}' tasks")
         loops = arguments["loops"] = _members_of(arguments.get("loops"), Loop, f"Phase '{name}' loops")
         if not tasks and not loops:
             raise ValidationError(f"Phase '{name}' must contain at least one task")
-        if arguments.get("workflow") == Workflow.HIERARCHICAL:
+        if arguments.get("workflow") == fields.Workflow.HIERARCHICAL:
             raise ValidationError(
                 f"Phase '{name}': Workflow.HIERARCHICAL is not supported at the phase level. Use HIERARCHICAL at the "
                 "ensemble level (without phases) for hierarchical delegation."

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BeforeValidator, model_validator
 
-from ensemble_ray.definition.fields import (
-    OptionalDurabilityField,
-    StrictAmount,
-    StrictInt,
-    check_least,
-    check_positive,
-    checks_arguments,
-    initially,
-)
+from ensemble_ray.definition import fields
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.text.foreign_text import whole_data, whole_text
@@ -27,12 +19,9 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.fields import Durability
     from ensemble_ray.values.metrics import CostConfiguration
 
-#: Most tags of one run.
-MOST_TAGS = 64
-#: Most characters of a tag's name and of its value.
-LONGEST_WORD = 256
-#: Other arguments of `run` and its variants, for the error about an unknown name.
-_ARGUMENTS = ("inputs", "runtime", "run_id", "options", "output_type", "history")
+MOST_TAGS = 64  # tags of one run
+LONGEST_WORD = 256  # characters of a tag's name and of its value
+_ARGUMENTS = ("inputs", "runtime", "run_id", "options", "output_type", "history")  # for the error about an unknown name
 _LONGEST_S = timedelta(days=365).total_seconds()
 
 
@@ -42,37 +31,36 @@ class RunOptions(Value):
     None means the ensemble's value. A resumed run keeps its options, except for options that are set again.
 
     Attributes:
-        context_budget: Most tokens that a request of a task may have, for tasks without their own budget.
+        context_budget: Most tokens of a request, for tasks without their own budget.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
         durability: When facts are committed: `"effects"`, `"run"` or `"off"`.
-        max_tokens: Tokens of input and output together that the run may use; > 0.
-        max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
-        tags: Labels of the caller, by name, to find the run later: at most 64, of up to 256 characters each. They are recorded
-            and shown in lists of runs, and have no other effect.
+        max_tokens: Tokens of input and output together; > 0.
+        max_cost: Money in the currency of `cost_configuration`; > 0.
+        tags: Recorded labels to find the run later: at most 64, of up to 256 characters each.
     """
 
-    context_budget: StrictInt | None = None
-    max_tool_output_length: StrictInt | None = None
-    tool_log_truncate_length: StrictInt | None = None
-    max_parallel_tasks: StrictInt | None = None
-    durability: OptionalDurabilityField = initially(None)
-    max_tokens: StrictInt | None = None
-    max_cost: StrictAmount | None = None
+    context_budget: fields.StrictInt | None = None
+    max_tool_output_length: fields.StrictInt | None = None
+    tool_log_truncate_length: fields.StrictInt | None = None
+    max_parallel_tasks: fields.StrictInt | None = None
+    durability: fields.OptionalDurabilityField = fields.initially(None)
+    max_tokens: fields.StrictInt | None = None
+    max_cost: fields.StrictAmount | None = None
     tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
-        check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
+        fields.check_positive(arguments.get("context_budget"), "RunOptions context_budget must be > 0 when set")
+        fields.check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
         check_budget(arguments, "RunOptions")
         check_tags(arguments.get("tags"), "RunOptions")
 
 
 class RunFields(TypedDict, total=False):
-    """The fields of `RunOptions` as arguments of `run` and its variants (S-DOM-94)."""
+    """The fields of `RunOptions` as arguments of `run` (S-DOM-94)."""
 
     context_budget: int | None
     max_tool_output_length: int | None
@@ -85,13 +73,13 @@ class RunFields(TypedDict, total=False):
 
 
 class RetryPolicy(Value):
-    """Retries of model calls that fail because of the provider.
+    """Retries of model calls that fail because of the provider. Waits are seconds or a `timedelta`.
 
     Attributes:
         max_attempts: Most requests for one answer; 1: no retries.
-        first_delay: Wait before the second attempt; each further wait is twice as long. Seconds or a `timedelta`, as all waits.
+        first_delay: Wait before the second attempt; each further wait is twice as long.
         max_delay: The longest wait, unless the provider requests a longer one.
-        max_wait: Limit of all waits for one answer, including waits for an endpoint that fails for all callers.
+        max_wait: Limit of all waits for one answer, also for an endpoint that fails for all callers.
 
     Raises:
         ValidationError: a value is out of range.
@@ -101,15 +89,15 @@ class RetryPolicy(Value):
         datetime.timedelta(seconds=20)
     """
 
-    max_attempts: StrictInt = 5
-    first_delay: DurationField = initially(timedelta(seconds=0.5))
-    max_delay: DurationField = initially(timedelta(seconds=30))
-    max_wait: DurationField = initially(timedelta(seconds=120))
+    max_attempts: fields.StrictInt = 5
+    first_delay: DurationField = fields.initially(timedelta(seconds=0.5))
+    max_delay: DurationField = fields.initially(timedelta(seconds=30))
+    max_wait: DurationField = fields.initially(timedelta(seconds=120))
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        check_least(arguments.get("max_attempts"), 1, "RetryPolicy max_attempts")
+        fields.check_least(arguments.get("max_attempts"), 1, "RetryPolicy max_attempts")
         for name in ("first_delay", "max_delay", "max_wait"):
             value = arguments.get(name)
             seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -119,23 +107,22 @@ class RetryPolicy(Value):
     @model_validator(mode="after")
     def _check_order(self) -> RetryPolicy:
         if self.max_delay < self.first_delay:
-            raise ValidationError(
-                f"RetryPolicy max_delay ({self.max_delay}) must not be below first_delay ({self.first_delay})"
-            )
+            msg = f"RetryPolicy max_delay ({self.max_delay}) must not be below first_delay ({self.first_delay})"
+            raise ValidationError(msg)
         return self
 
 
 def check_budget(arguments: Mapping[str, object], owner: str) -> None:
-    """Check the arguments `max_tokens` and `max_cost` (S-BUD-1). `owner` begins a message: `Ensemble`, `RunOptions`, ..."""
-    check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
+    """Check `max_tokens` and `max_cost` (S-BUD-1). `owner` begins a message."""
+    fields.check_positive(arguments.get("max_tokens"), f"{owner} max_tokens must be > 0 when set")
     cost = arguments.get("max_cost")
-    check_positive(cost, f"{owner} max_cost must be > 0 when set")
+    fields.check_positive(cost, f"{owner} max_cost must be > 0 when set")
     if isinstance(cost, float) and not math.isfinite(cost):
         raise ValidationError(f"{owner} max_cost must be a finite amount, got: {cost}")
 
 
 def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None:
-    """Check, at the start of a run, that a limit of money has prices (S-BUD-1)."""
+    """Check that a limit of money has prices (S-BUD-1)."""
     if max_cost is not None and costs is None:
         raise ValidationError(
             f"max_cost needs cost_configuration: a limit of {max_cost:g} needs the price of tokens. "
@@ -144,7 +131,7 @@ def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None
 
 
 def check_tags(tags: object, owner: str) -> None:
-    """Refuse tags that are too many or too long (S-DUR-140); pydantic refuses values of a wrong type."""
+    """Refuse tags that are too many or too long (S-DUR-140)."""
     if not isinstance(tags, Mapping):
         return
     given = cast("Mapping[object, object]", tags)
@@ -152,9 +139,8 @@ def check_tags(tags: object, owner: str) -> None:
         raise ValidationError(f"{owner} tags must be at most {MOST_TAGS}, got: {len(given)}")
     for name, value in given.items():
         if isinstance(name, str) and not 0 < len(name) <= LONGEST_WORD:
-            raise ValidationError(
-                f"{owner} tags: a name must have 1 to {LONGEST_WORD} characters, got {len(name)}: '{brief(name)}'"
-            )
+            msg = f"{owner} tags: a name must have 1 to {LONGEST_WORD} characters, got {len(name)}: '{brief(name)}'"
+            raise ValidationError(msg)
         if isinstance(value, str) and len(value) > LONGEST_WORD:
             raise ValidationError(
                 f"{owner} tags: the value of '{brief(str(name))}' must have at most {LONGEST_WORD} characters, got: {len(value)}"
@@ -162,7 +148,7 @@ def check_tags(tags: object, owner: str) -> None:
 
 
 def tags_in(options: Mapping[str, object] | None) -> dict[str, str]:
-    """Return the tags in a run's recorded options, without tags that are no longer valid."""
+    """Return the valid tags in a run's recorded options."""
     recorded = (options or {}).get("tags")
     if not isinstance(recorded, Mapping):
         return {}

@@ -8,52 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, Type
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
-from ensemble_ray.definition.fields import (
-    Callbacks,
-    CaptureModeField,
-    CopiedMapping,
-    Durability,
-    DurabilityField,
-    ErrorStrategyField,
-    ModelCatalogField,
-    OnUnknown,
-    OnUnknownField,
-    OptionalModelField,
-    Origin,
-    ParallelErrorStrategy,
-    ReviewPolicyField,
-    ReviewWaitField,
-    StrictAmount,
-    StrictInt,
-    StrictText,
-    check_models,
-    check_positive,
-    checks_arguments,
-    initially,
-    resolve_model,
-)
+from ensemble_ray import events
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.run_options import RetryPolicy, RunOptions, check_budget, check_options, check_tags
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.events import (
-    EVENT_TYPES,
-    DelegationCompletedEvent,
-    DelegationFailedEvent,
-    DelegationStartedEvent,
-    FileChangedEvent,
-    GraphStateCompletedEvent,
-    LlmIterationCompletedEvent,
-    LlmIterationStartedEvent,
-    LoopIterationCompletedEvent,
-    TaskCompleteEvent,
-    TaskFailedEvent,
-    TaskInputEvent,
-    TaskReflectedEvent,
-    TaskStartEvent,
-    TokenEvent,
-    ToolCallEvent,
-)
 from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.ports import Dashboard, ToolMetrics
 from ensemble_ray.text.foreign_text import whole_data
@@ -68,7 +28,7 @@ _LONGEST_NAME = 128
 
 
 class Synthesizer(Protocol):
-    """Makes an agent for a task that names none (S-DET-25). `AgentSynthesizer` creates the built-in ones."""
+    """Makes an agent for a task that names none (S-DET-25)."""
 
     def synthesize(self, task: Task, context: Any, /) -> object:
         """Return the agent, or an awaitable of it. The context is a `SynthesisContext`."""
@@ -81,9 +41,8 @@ def _callable_or(field: str, method: str) -> Callable[[object], object]:
     def check(value: object) -> object:
         if value is None or callable(value) or callable(getattr(value, method, None)):
             return value
-        raise ValidationError(
-            f"Ensemble {field} must be callable or have a method '{method}', got: {type(value).__name__}"
-        )
+        msg = f"Ensemble {field} must be callable or have a method '{method}', got: {type(value).__name__}"
+        raise ValidationError(msg)
 
     return check
 
@@ -91,10 +50,10 @@ def _callable_or(field: str, method: str) -> Callable[[object], object]:
 def _to_listeners(value: object) -> tuple[object, ...]:
     entries = to_tuple(value)
     for index, entry in enumerate(entries):
-        if not isinstance(entry, EnsembleListener) and not any(hasattr(entry, method) for method in EVENT_TYPES):
+        if not isinstance(entry, EnsembleListener) and not any(hasattr(entry, method) for method in events.EVENT_TYPES):
             raise ValidationError(
                 f"Ensemble listener at index {index} ({type(entry).__name__}) has none of the listener methods: "
-                f"[{', '.join(EVENT_TYPES)}]"
+                f"[{', '.join(events.EVENT_TYPES)}]"
             )
     return entries
 
@@ -123,9 +82,9 @@ else:
     _ReviewHandler = Annotated[Any, BeforeValidator(_callable_or("review_handler", "review"))]
     _Dashboard = Annotated[Any, BeforeValidator(_check_dashboard)]
     _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_to_listeners)]
-    _Inputs = CopiedMapping[str, object]
-    _Tags = Annotated[CopiedMapping[str, str], BeforeValidator(whole_data)]
-    _OnStarted = _OnCompleted = Callbacks[object]
+    _Inputs = fields.CopiedMapping[str, object]
+    _Tags = Annotated[fields.CopiedMapping[str, str], BeforeValidator(whole_data)]
+    _OnStarted = _OnCompleted = fields.Callbacks[object]
 
 
 class RunRules(Value):
@@ -135,10 +94,10 @@ class RunRules(Value):
         name: The team's name in lists, traces and other programs: up to 128 characters in one line. None: the file or the
             variable that it was loaded from.
         description: Purpose of the team, for people and models that choose a team.
-        tags: Labels of the team, by name. All its runs have them, in addition to their own (`RunOptions.tags`).
+        tags: Labels of the team, by name, which its runs have in addition to their own (`RunOptions.tags`).
         verbose: Whether prompts, answers and outputs are logged at INFO.
-        llm: Model of all agents and tasks that declare no model; a model or a string.
-        models: Models by name that a running run can switch to, in place of its agents' models (`run.switch_model`).
+        llm: Model, or a string, of all agents and tasks that declare none.
+        models: Models by name that a running run can switch to (`run.switch_model`).
         stream: Whether answers stream, if neither agent nor task declares it.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
         inputs: Values of the variables in task texts; inputs of a run replace them.
@@ -147,80 +106,78 @@ class RunRules(Value):
         parallel_error_strategy: Effect of a failed task on the others of a parallel run.
         max_parallel_tasks: Tasks that may run at the same time, also workers of a manager; None: no limit.
         listeners: Objects with methods such as `on_task_start`.
-        rate_limit: Limit of the calls of `llm`, one bucket per run. It does not apply to tasks and agents with their own limit.
-        context_budget: Most tokens that a request of a task may have, by the library's estimate. Context of other tasks,
-            memory, history and results of tools are cut until it fits, and the trace says so. None: no limit.
+        rate_limit: Limit of the calls of `llm` in one run, for tasks and agents without their own limit.
+        context_budget: Most tokens of a request, by the library's estimate. Context, memory, history and results of tools are
+            cut until it fits. None: no limit.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
-        tool_metrics: Counts tool calls for a monitoring system; None: no counting.
+        tool_metrics: Counts tool calls for a monitoring system.
         capture_mode: Level of detail of the trace; None: `ENSEMBLE_RAY_CAPTURE_MODE`, else `"off"`.
         trace_exporter: Receives the traces of successful runs.
         cost_configuration: Money per token, for cost estimates.
-        max_tokens: Tokens of input and output together that one run may use. Then it ends early, with the outputs so far.
-            None: no limit.
-        max_cost: Money that one run may spend, in the currency of `cost_configuration`; None: no limit.
-        durability: When facts are committed. `"effects"`: before the next step depends on them, so that a recorded step never
-            runs again after a crash; `"run"`: within 200 ms; `"off"`: never.
-        on_unknown: Handling of a tool call that began before a crash and has no result: `"tell_model"`, `"fail"`, `"ask"` at
-            the terminal, or a function of an `UnknownEffect` that returns `"done"`, `"repeat"` or `"fail"`.
+        max_tokens: Tokens of input and output together, after which a run ends early with the outputs so far.
+        max_cost: The same for money, in the currency of `cost_configuration`.
+        durability: When facts are committed. `"effects"`: before the next step, so that a recorded step never runs again;
+            `"run"`: within 200 ms; `"off"`: never.
+        on_unknown: A tool call that began before a crash and has no result: `"tell_model"`, `"fail"`, `"ask"` at the terminal,
+            or a function of an `UnknownEffect` that returns `"done"`, `"repeat"` or `"fail"`.
         review_handler: Decides at review gates: a callable of a `ReviewRequest` that returns a `ReviewDecision`, sync or
             async, or an object with `review`, such as `ReviewHandler.console()`; None: all gates pass.
-        review_policy: Tasks with a review gate, unless they declare it themselves: `"never"`, `"after_every_task"` or
-            `"after_last_task"`, which means the last task of a sequential list.
-        review_wait: Where a run waits for decisions. `"attached"`: in the program that called `run()`; the
-            `review_handler` decides. `"detach"`: in its record. The call returns an output with the open gates
-            in `open_reviews`, and `resume` continues the run after the decisions. A `review_handler` is not used.
+        review_policy: Tasks with a review gate, unless they declare it: `"never"`, `"after_every_task"` or
+            `"after_last_task"` of a sequential list.
+        review_wait: Where a run waits for decisions. `"attached"`: in the calling program, where the `review_handler` decides.
+            `"detach"`: in its record; the output has `open_reviews`, and `resume` continues the run.
         retry: Retries of model calls that fail because of the provider; None: no retries.
-        on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
-            with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.
+        on_incomplete: An empty or cut answer, unless its agent declares it: `"warn"`: is used; `"fail"`: fails the task;
+            `"retry"`: is requested again, at most twice.
     """
 
-    #: name of the class in messages
-    _called: ClassVar[str] = "Ensemble"
-    _origin: Origin = PrivateAttr(default=Origin())
+    _called: ClassVar[str] = "Ensemble"  # in messages
+    _origin: fields.Origin = PrivateAttr(default=fields.Origin())
 
-    name: StrictText | None = None
-    description: StrictText | None = None
-    tags: _Tags = initially({})
+    name: fields.StrictText | None = None
+    description: fields.StrictText | None = None
+    tags: _Tags = fields.initially({})
     verbose: bool = False
-    llm: OptionalModelField = initially(None)
-    models: ModelCatalogField = initially({})
-    #: Written as `stream=`. The attribute has another name, since the method `stream` streams a run's events.
-    is_streaming: bool = Field(default=False, alias="stream")
+    llm: fields.OptionalModelField = fields.initially(None)
+    models: fields.ModelCatalogField = fields.initially({})
+    is_streaming: bool = Field(default=False, alias="stream")  # written as `stream=`, since `stream` is a method
     agent_synthesizer: _Synthesizer = None
-    inputs: _Inputs = initially({})
-    chat_input: StrictText | None = None
-    parallel_error_strategy: ErrorStrategyField = initially(ParallelErrorStrategy.FAIL_FAST)
-    max_parallel_tasks: StrictInt | None = None
-    listeners: _Listeners = initially(())
+    inputs: _Inputs = fields.initially({})
+    chat_input: fields.StrictText | None = None
+    parallel_error_strategy: fields.ErrorStrategyField = fields.initially(fields.ParallelErrorStrategy.FAIL_FAST)
+    max_parallel_tasks: fields.StrictInt | None = None
+    listeners: _Listeners = fields.initially(())
     rate_limit: RateLimit | None = None
-    context_budget: StrictInt | None = None
-    max_tool_output_length: StrictInt = -1
-    tool_log_truncate_length: StrictInt = 200
+    context_budget: fields.StrictInt | None = None
+    max_tool_output_length: fields.StrictInt = -1
+    tool_log_truncate_length: fields.StrictInt = 200
     tool_metrics: ToolMetrics | None = None
-    capture_mode: CaptureModeField = initially(None)
+    capture_mode: fields.CaptureModeField = fields.initially(None)
     trace_exporter: _Exporter = None
     cost_configuration: CostConfiguration | None = None
-    max_tokens: StrictInt | None = None
-    max_cost: StrictAmount | None = None
-    durability: DurabilityField = initially(Durability.EFFECTS)
-    on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
+    max_tokens: fields.StrictInt | None = None
+    max_cost: fields.StrictAmount | None = None
+    durability: fields.DurabilityField = fields.initially(fields.Durability.EFFECTS)
+    on_unknown: fields.OnUnknownField = fields.initially(fields.OnUnknown.TELL_MODEL)
     review_handler: _ReviewHandler = None
-    review_policy: ReviewPolicyField = initially(ReviewPolicy.NEVER)
-    review_wait: ReviewWaitField = initially(ReviewWait.ATTACHED)
+    review_policy: fields.ReviewPolicyField = fields.initially(ReviewPolicy.NEVER)
+    review_wait: fields.ReviewWaitField = fields.initially(ReviewWait.ATTACHED)
     retry: RetryPolicy | None = RetryPolicy()
     on_incomplete: OnIncomplete = "warn"
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check_rules(cls, arguments: dict[str, Any]) -> None:
         _check_name(arguments.get("name"), cls._called)
         check_tags(arguments.get("tags"), cls._called)
-        check_positive(arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
-        check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
+        fields.check_positive(
+            arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set"
+        )
+        fields.check_positive(arguments.get("context_budget"), f"{cls._called} context_budget must be > 0 when set")
         check_budget(arguments, cls._called)
-        arguments["llm"] = resolve_model(arguments.get("llm"))
-        arguments["models"] = check_models(arguments.get("models"), cls._called)
+        arguments["llm"] = fields.resolve_model(arguments.get("llm"))
+        arguments["models"] = fields.check_models(arguments.get("models"), cls._called)
 
     @property
     def has_reviews(self) -> bool:
@@ -234,25 +191,25 @@ class RunRules(Value):
 
     @property
     def origin(self) -> str | None:
-        """Source of the definition: a YAML path or `module:attribute`; None: a program made it."""
+        """Source of the definition: a YAML path or `module:attribute`."""
         return self._origin.place or None
 
     @property
-    def source(self) -> Origin:
-        """Source and options of the loader: all that is needed to make the definition again for a later resume."""
+    def source(self) -> fields.Origin:
+        """Source and options of the loader, to make the definition again for a later resume."""
         return self._origin
 
     def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None, *, called: str = "") -> Self:
-        """Store the source and the options of the loader, and return this definition. For loaders."""
-        return self.with_source(Origin(place=origin, overrides=dict(overrides or {}), called=called))
+        """Store the source and the options of the loader, and return this definition."""
+        return self.with_source(fields.Origin(place=origin, overrides=dict(overrides or {}), called=called))
 
-    def with_source(self, source: Origin) -> Self:
+    def with_source(self, source: fields.Origin) -> Self:
         """Store the source of another definition, and return this one."""
         self._origin = source
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:
-        """Return this ensemble with the options of one run; options that are None have no effect."""
+        """Return this ensemble with the options of one run."""
         if options is None:
             return self
         check_options(options)
@@ -264,39 +221,40 @@ class RunListeners(RunRules):
     """Listeners of the runs of an ensemble.
 
     Attributes:
-        dashboard: A `WebDashboard`. Its page shows the runs, and answers their review gates if there is no `review_handler`. It
-            starts with a run, and stops after the last run that it was started for.
+        dashboard: A `WebDashboard`, which shows the runs, and answers their review gates if there is no `review_handler`.
         on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
     """
 
     dashboard: _Dashboard = None
-    # One field per kind of event, in the order of registration (S-EVT-2).
-    on_ensemble_started: _OnStarted = initially(())
-    on_ensemble_completed: _OnCompleted = initially(())
-    on_task_start: Callbacks[TaskStartEvent] = initially(())
-    on_task_complete: Callbacks[TaskCompleteEvent] = initially(())
-    on_task_failed: Callbacks[TaskFailedEvent] = initially(())
-    on_tool_call: Callbacks[ToolCallEvent] = initially(())
-    on_task_input: Callbacks[TaskInputEvent] = initially(())
-    on_llm_iteration_started: Callbacks[LlmIterationStartedEvent] = initially(())
-    on_llm_iteration_completed: Callbacks[LlmIterationCompletedEvent] = initially(())
-    on_token: Callbacks[TokenEvent] = initially(())
-    on_delegation_started: Callbacks[DelegationStartedEvent] = initially(())
-    on_delegation_completed: Callbacks[DelegationCompletedEvent] = initially(())
-    on_delegation_failed: Callbacks[DelegationFailedEvent] = initially(())
-    on_file_changed: Callbacks[FileChangedEvent] = initially(())
-    on_loop_iteration_completed: Callbacks[LoopIterationCompletedEvent] = initially(())
-    on_graph_state_completed: Callbacks[GraphStateCompletedEvent] = initially(())
-    on_task_reflected: Callbacks[TaskReflectedEvent] = initially(())
+    # In the order of registration (S-EVT-2).
+    on_ensemble_started: _OnStarted = fields.initially(())
+    on_ensemble_completed: _OnCompleted = fields.initially(())
+    on_task_start: fields.Callbacks[events.TaskStartEvent] = fields.initially(())
+    on_task_complete: fields.Callbacks[events.TaskCompleteEvent] = fields.initially(())
+    on_task_failed: fields.Callbacks[events.TaskFailedEvent] = fields.initially(())
+    on_tool_call: fields.Callbacks[events.ToolCallEvent] = fields.initially(())
+    on_task_input: fields.Callbacks[events.TaskInputEvent] = fields.initially(())
+    on_llm_iteration_started: fields.Callbacks[events.LlmIterationStartedEvent] = fields.initially(())
+    on_llm_iteration_completed: fields.Callbacks[events.LlmIterationCompletedEvent] = fields.initially(())
+    on_token: fields.Callbacks[events.TokenEvent] = fields.initially(())
+    on_delegation_started: fields.Callbacks[events.DelegationStartedEvent] = fields.initially(())
+    on_delegation_completed: fields.Callbacks[events.DelegationCompletedEvent] = fields.initially(())
+    on_delegation_failed: fields.Callbacks[events.DelegationFailedEvent] = fields.initially(())
+    on_file_changed: fields.Callbacks[events.FileChangedEvent] = fields.initially(())
+    on_loop_iteration_completed: fields.Callbacks[events.LoopIterationCompletedEvent] = fields.initially(())
+    on_graph_state_completed: fields.Callbacks[events.GraphStateCompletedEvent] = fields.initially(())
+    on_task_reflected: fields.Callbacks[events.TaskReflectedEvent] = fields.initially(())
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:
-        """The `on_*` callables by listener method, in the order of registration; kinds without callables are missing."""
-        handlers = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
+        """The `on_*` callables by listener method, in the order of registration."""
+        handlers = {
+            method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in events.EVENT_TYPES
+        }
         return {method: callables for method, callables in handlers.items() if callables}
 
     def with_dashboard_parts(self) -> Self:
-        """Return this ensemble with the listener of its dashboard, and the dashboard's parts for missing settings."""
+        """Return this ensemble with the parts of its dashboard."""
         dashboard = self.dashboard
         if dashboard is None:
             return self
@@ -315,7 +273,7 @@ class RunListeners(RunRules):
 
 
 def _check_name(name: object, owner: str) -> None:
-    """Refuse a name that lists, URLs or the teams of an access key could not contain (S-DOM-84)."""
+    """Refuse a name that lists, URLs or access keys could not contain (S-DOM-84)."""
     if isinstance(name, str) and not (
         0 < len(name) <= _LONGEST_NAME and name[0].isalnum() and name == name.rstrip() and name.isprintable()
         and not {"/", ","} & set(name)

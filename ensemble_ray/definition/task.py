@@ -1,4 +1,4 @@
-"""Tasks: what to do, by which agent, and after which other tasks. Variables such as `{topic}` are filled in by a run."""
+"""Tasks: what to do, by which agent, and after which other tasks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Sel
 from pydantic import Field, InstanceOf, PrivateAttr, SkipValidation
 from typing_extensions import TypeAliasType
 
+from ensemble_ray.definition import fields
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import (
-    Identified,
-    OptionalModelField,
-    StrictInt,
-    StrictText,
-    ToolsField,
-    check_exclusive,
-    check_least,
-    check_positive,
-    check_text,
-    check_tools,
-    checks_arguments,
-    initially,
-    limit_own_model,
-    replace_limit,
-    resolve_model,
-)
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embeddings import check_methods
 from ensemble_ray.memory.store import (
@@ -57,16 +41,16 @@ if TYPE_CHECKING:
     MemoryScopesField: TypeAlias = Accepts[
         tuple[MemoryScope, ...], str | MemoryScope | Sequence[str | MemoryScope] | None
     ]
-    #: A function of a `ReflectionInput` that returns a `TaskReflection`; sync or async.
+    #: A function of a `ReflectionInput`; sync or async.
     Strategy: TypeAlias = Callable[[Any], TaskReflection | Awaitable[TaskReflection]]
     _Strategy: TypeAlias = Strategy | None
-    #: Does a task without a model: a function of a `TaskHandlerContext`, sync or async, or a tool.
+    #: A function of a `TaskHandlerContext`, sync or async, or a tool.
     Handler: TypeAlias = Callable[[Any], object] | AgentTool
 else:
     MemoryScopesField = Annotated[tuple, SkipValidation]
     Strategy = Any
     _Strategy = Annotated[Any, SkipValidation]
-    Handler = Any  # checked by `_check_handler`: importing the tools here would slow down every start
+    Handler = Any  # importing the tools here would slow down every start
 
 _log = bounded_logger(__name__)
 _DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task."
@@ -77,19 +61,18 @@ class ReflectionConfig(Value):
 
     Attributes:
         model: The reflecting model, or a string; None: the task's `llm`, else its agent's model.
-        strategy: Reflects in place of a model: a callable of a `ReflectionInput` that returns a `TaskReflection`, sync or
-            async. It always runs in the process that began the run.
+        strategy: In place of a model: a callable of a `ReflectionInput` that returns a `TaskReflection`, sync or async. It
+            runs in the process that began the run.
     """
 
-    model: OptionalModelField = initially(None)
+    model: fields.OptionalModelField = fields.initially(None)
     strategy: _Strategy = None
-    #: reference to the strategy for other processes
-    _held: HeldObject | None = PrivateAttr(default=None)
+    _held: HeldObject | None = PrivateAttr(default=None)  # for other processes
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        arguments["model"] = resolve_model(arguments.get("model"))
+        arguments["model"] = fields.resolve_model(arguments.get("model"))
         strategy = arguments.get("strategy")
         if strategy is not None and not callable(strategy):
             raise ValidationError(f"ReflectionConfig strategy must be callable, got: {type(strategy).__name__}")
@@ -103,7 +86,7 @@ class ReflectionConfig(Value):
 
     @classmethod
     def _rebuilt(cls, model: ChatModel | None, held: HeldObject | None) -> ReflectionConfig:
-        """Return the config: with the strategy itself in its own process, elsewhere with a reference to it."""
+        """Return the config with the strategy, in other processes with a reference to it."""
         strategy = None if held is None else held.thing if held.is_here else _away
         config = cls(model=model, strategy=strategy)
         config._held = held
@@ -111,7 +94,7 @@ class ReflectionConfig(Value):
 
     @property
     def is_strategy_here(self) -> bool:
-        """Whether this process can call the strategy; True without a strategy."""
+        """Whether this process can call the strategy."""
         return self._held is None or self._held.is_here
 
 
@@ -132,15 +115,12 @@ class UnitOutput:
     Made by `loop.output`, `loop.output_of(task)` and `phase.output` alone.
     """
 
-    #: hidden id of the loop or phase; for look-up inside a process
-    object_id: str
+    object_id: str  # hidden id of the loop or phase; for look-up inside a process
     unit: Literal["loop", "phase"]
-    #: of the loop or phase
-    name: str
-    #: the hidden id and name of one body task; empty: all outputs of the unit
-    task_id: str = ""
+    name: str  # of the loop or phase
+    task_id: str = ""  # of one body task; empty: all outputs of the unit
     task: str = ""
-    #: the loop, in the process that made this; so a factory can return the output of one of its tasks (S-MR-190)
+    #: in the process that made this, so that a factory can return the output of a task (S-MR-190)
     loop: object = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -154,90 +134,85 @@ class UnitOutput:
         return f"output of task '{self.task}' of {whole}" if self.task_id else f"output of {whole}"
 
 
-class Task(Identified, Generic[Parsed_co]):
-    """A piece of work. It is equal only to itself: two built alike are two tasks.
+class Task(fields.Identified, Generic[Parsed_co]):
+    """A piece of work. It is equal only to itself.
 
     `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class.
 
     Attributes:
-        name: Its name in team files, plans and records; None: its position is its name.
+        name: Its name in team files, plans and records; None: its position.
         description: What to do; the run's inputs fill in variables such as `{topic}`.
-        expected_output: Form of the result; a template as well. Optional.
+        expected_output: Form of the result; a template as well.
         agent: The agent that does it; None: the run makes an agent, unless there is a handler.
-        context: Tasks that supply input by their outputs, in this order. For the outputs of a loop or a phase, use
-            `loop.output` or `phase.output`.
+        context: Tasks whose outputs are its input, in this order; also `loop.output` and `phase.output`.
         output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict or enum, `str`, `int`,
             `list[X]`, `dict[str, X]`, `Literal[...]`, `X | None`, or another type that pydantic reads.
         max_output_retries: Further answers requested if one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Called before all other work; each may refuse the task.
         output_guardrails: Called with the answer; each may refuse it.
-        llm: Its model, or a string; None: the model of its agent, else of the ensemble. With an agent, only this task uses it.
+        llm: Its model, or a string; None: the model of its agent, else of the ensemble.
         stream: Whether the answer streams; None: as the ensemble declares.
-        tools: Tools of the agent that the run makes for it. An agent that it names has its own tools.
-        max_iterations: Tool requests allowed to the agent that the run makes for it; None: the default of `Agent`.
-        rate_limit: Limit of the model calls of this task, if it names a model or no agent.
+        tools: Tools of the agent that the run makes for it.
+        max_iterations: Tool requests allowed to that agent; None: the default of `Agent`.
+        rate_limit: Limit of its model calls, if it names a model or no agent.
         handler: Does the task without a model: a function of a `TaskHandlerContext`, sync or async, or an `AgentTool`.
         effect: Whether the handler may run again after a crash. `none`: it only reads; `idempotent`: a second call with the
-            same `idempotency_key` changes no more than the first; `once`: it must not run twice. None: the effect of the
-            tool given as handler, else `once`.
-        history: Earlier conversation: alternating questions and answers, sent to the model before the task. A manager
-            does not see it, since it delegates tasks as texts.
-        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after its work: a name, a
-            `MemoryScope`, or a list of these.
-        context_budget: Most tokens that a request of this task may have, by the library's estimate. Context, memory, history
-            and results of tools are cut until it fits; the text of the task is not. None: as the ensemble declares.
+            same `idempotency_key` changes no more; `once`: it must not run twice. None: the effect of a tool, else `once`.
+        history: Earlier questions and answers, sent to the model before the task. A manager does not see it.
+        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after its work: names or
+            `MemoryScope`s.
+        context_budget: Most tokens of a request, by the library's estimate. Context, memory, history and results of tools are
+            cut until it fits. None: as the ensemble declares.
         review: Review of its output by a person: `Review.required()`, `Review.skip()`, or a `Review` with a prompt and a
             timeout. None: as the ensemble's `review_policy` declares. No effect without a `review_handler`.
-        before_review: Review by a person before it begins; None: no review.
-        reflection_config: How its outputs are reflected on, to improve later runs: True, or a `ReflectionConfig` with a
-            model or a strategy; None or False: no reflection.
+        before_review: Review by a person before it begins.
+        reflection_config: Reflection on its outputs, to improve later runs: True, or a `ReflectionConfig`.
         revision_feedback: Feedback on the previous attempt.
         prior_attempt_output: Output of the previous attempt.
         attempt_number: 0 for the first attempt.
     """
 
-    name: StrictText | None = None
-    description: StrictText = Field(kw_only=False)
-    expected_output: StrictText = Field(default=_DEFAULT_EXPECTED_OUTPUT, kw_only=False)
+    name: fields.StrictText | None = None
+    description: fields.StrictText = Field(kw_only=False)
+    expected_output: fields.StrictText = Field(default=_DEFAULT_EXPECTED_OUTPUT, kw_only=False)
     agent: InstanceOf[Agent] | None = None
-    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = initially(())
+    context: Annotated[OneOrMany[Task | UnitOutput], SkipValidation] = fields.initially(())
     output_type: Annotated[type[Parsed_co] | UnionType | None, SkipValidation] = None
-    max_output_retries: StrictInt = 3
-    input_guardrails: OneOrMany[Callable[[Any], object]] = initially(())
-    output_guardrails: OneOrMany[Callable[[Any], object]] = initially(())
-    llm: OptionalModelField = initially(None)
+    max_output_retries: fields.StrictInt = 3
+    input_guardrails: OneOrMany[Callable[[Any], object]] = fields.initially(())
+    output_guardrails: OneOrMany[Callable[[Any], object]] = fields.initially(())
+    llm: fields.OptionalModelField = fields.initially(None)
     stream: bool | None = None
-    tools: ToolsField = initially(())
-    max_iterations: StrictInt | None = None
+    tools: fields.ToolsField = fields.initially(())
+    max_iterations: fields.StrictInt | None = None
     rate_limit: RateLimit | None = None
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
-    memory_scopes: MemoryScopesField = initially(())
-    context_budget: StrictInt | None = None
+    memory_scopes: MemoryScopesField = fields.initially(())
+    context_budget: fields.StrictInt | None = None
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
-    reflection_config: ReflectionField = initially(None)
-    revision_feedback: StrictText | None = None
-    prior_attempt_output: StrictText | None = None
-    attempt_number: StrictInt = 0
+    reflection_config: ReflectionField = fields.initially(None)
+    revision_feedback: fields.StrictText | None = None
+    prior_attempt_output: fields.StrictText | None = None
+    attempt_number: fields.StrictInt = 0
 
-    __hash__ = Identified.__hash__  # without this line, type checkers treat a class with `__eq__` as unhashable
+    __hash__ = fields.Identified.__hash__  # for type checkers, since there is `__eq__`
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, parsed: object) -> type[Self]:
-            """Return the class itself: one class per output type would break pickles and `isinstance`."""
-            return cls
+            return cls  # one class per output type would break pickles and `isinstance`
 
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
-        """Return a task in one line; the agent is made for it."""
+        """Return a task in one line."""
         return cls(description=description, expected_output=expected_output)
 
     @property
     def handler_effect(self) -> Effect:
-        """Effect of the handler: `effect`, else the effect of a tool given as handler, else `once`."""
+        """Effect of the handler: `effect`, else the effect of a tool, else `once`."""
         if self.effect is not None:
             return self.effect
         from ensemble_ray.tools.tool import AgentTool, check_effect, tool_mark  # needed only in a run
@@ -248,43 +223,43 @@ class Task(Identified, Generic[Parsed_co]):
         return "once" if mark is None else mark.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """Return this task for another attempt; it keeps its id, so context finds its output."""
+        """Return this task for another attempt, with the same id."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with these fields changed and checked. The copy is another task, with another id.
-
-        A new `rate_limit` replaces the old one.
+        """Return another task with these fields changed and checked. A new `rate_limit` replaces the old one.
 
         Raises:
             ValidationError: a field is unknown or its value is refused.
         """
-        return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
+        return super().replace(**fields.replace_limit(self.llm, self.rate_limit, changes))
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check(cls, arguments: dict[str, Any]) -> None:
-        """Check the fields in the order of S-DOM-20 to S-DOM-31; a missing argument counts as None (S-CONV-13)."""
+        """In the order of S-DOM-20 to S-DOM-31; a missing argument counts as None (S-CONV-13)."""
         if arguments.get("name") is not None:
-            check_text(arguments["name"], "Task name must not be blank when set")
-        check_text(arguments.get("description"), "Task description must not be blank")
-        check_text(arguments.get("expected_output", _DEFAULT_EXPECTED_OUTPUT), "Task expected_output must not be blank")
-        arguments["tools"] = check_tools(arguments.get("tools"), subject="Task tool")
-        check_positive(arguments.get("max_iterations"), "Task max_iterations must be > 0 when set")
+            fields.check_text(arguments["name"], "Task name must not be blank when set")
+        fields.check_text(arguments.get("description"), "Task description must not be blank")
+        fields.check_text(
+            arguments.get("expected_output", _DEFAULT_EXPECTED_OUTPUT), "Task expected_output must not be blank"
+        )
+        arguments["tools"] = fields.check_tools(arguments.get("tools"), subject="Task tool")
+        fields.check_positive(arguments.get("max_iterations"), "Task max_iterations must be > 0 when set")
         arguments["context"] = _check_task_context(arguments)
         _check_output_type(arguments.get("output_type"))
-        check_least(arguments.get("max_output_retries"), 0, "Task max_output_retries")
+        fields.check_least(arguments.get("max_output_retries"), 0, "Task max_output_retries")
         arguments["history"] = _check_history(arguments.get("history"))
         arguments["memory_scopes"] = _check_scopes(arguments.get("memory_scopes"))
         arguments["reflection_config"] = _check_reflection_config(arguments.get("reflection_config"))
-        check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
+        fields.check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
-        arguments["llm"] = limit_own_model(arguments)
+        arguments["llm"] = fields.limit_own_model(arguments)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Show only changed fields, and context by name: otherwise a chain of tasks would be shown repeatedly."""
+        """Show only changed fields, and context by name: else a chain of tasks would be shown repeatedly."""
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
             if name == "context" and value:
@@ -299,21 +274,21 @@ class WithMemory(Value):
     """Memory of an ensemble.
 
     Attributes:
-        memory: Memory that all tasks use; None: no memory.
-        memory_store: Stores the scopes that tasks declare, for all processes of a run; None: scopes have no effect.
+        memory: Memory that all tasks use.
+        memory_store: Stores the scopes that tasks declare; None: scopes have no effect.
     """
 
     memory: InstanceOf[EnsembleMemory] | None = None
     memory_store: Annotated[MemoryStore | None, SkipValidation] = None
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check_memory(cls, arguments: dict[str, Any]) -> None:
         check_methods(arguments.get("memory_store"), STORE_METHODS, "Ensemble memory_store")
 
 
 class _DefaultStore:
-    """The store of an ensemble without a `reflection_store`. All copies of the ensemble share it; first use creates it."""
+    """The store of an ensemble without a `reflection_store`, shared by all its copies."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -345,13 +320,13 @@ class WithReflection(Value):
     reflection_store: Annotated[ReflectionStore | None, SkipValidation] = None
     _default_reflections: _DefaultStore = PrivateAttr(default_factory=_DefaultStore)
 
-    @checks_arguments
+    @fields.checks_arguments
     @classmethod
     def _check_reflections(cls, arguments: dict[str, Any]) -> None:
         check_methods(arguments.get("reflection_store"), REFLECTION_METHODS, "Ensemble reflection_store")
 
     def find_reflection_store(self, configs: Iterable[ReflectionConfig | None]) -> ReflectionStore | None:
-        """Return the store for tasks with these configs; None if no store is set and no task needs one."""
+        """Return the store for tasks with these configs, if one of them needs it."""
         if self.reflection_store is not None or all(config is None for config in configs):
             return self.reflection_store
         return self._default_reflections.get()
@@ -366,8 +341,8 @@ class ReflectionInput(Value):
 
     Attributes:
         task: The task with its variables resolved. On a cluster it has no agent, tools, handler, guardrails or context.
-        task_output: Its output; after an edit at a review gate the edited output.
-        prior_reflection: The newest reflection on the task, or None.
+        task_output: Its output, with edits at a review gate.
+        prior_reflection: The newest reflection on the task.
     """
 
     task: InstanceOf[Task]
@@ -385,23 +360,21 @@ def check_context(subject: str, value: object) -> tuple[Task | UnitOutput, ...]:
             output, hint = getattr(entry, "output", None), ""
             if isinstance(output, UnitOutput):
                 hint = f". Name what it gives: the .output of {output.unit} '{output.name}'"
-            raise ValidationError(
-                f"{subject} element at index {index} must be a Task, got: {type(entry).__name__}{hint}"
-            )
+            msg = f"{subject} element at index {index} must be a Task, got: {type(entry).__name__}{hint}"
+            raise ValidationError(msg)
     return cast("tuple[Task | UnitOutput, ...]", entries)
 
 
 def _check_history(value: object) -> tuple[ChatMessage, ...]:
-    """Check that questions and answers alternate, as endpoints and chat templates require (S-DOM-76)."""
+    """S-DOM-76: endpoints and chat templates require alternating questions and answers."""
     messages: list[ChatMessage] = []
     for index, entry in enumerate(to_tuple(value)):
         at, role = f"Task history element at index {index}", ("user", "assistant")[index % 2]
         if not isinstance(entry, ChatMessage):
             raise ValidationError(f"{at} must be a ChatMessage, got: {type(entry).__name__}")
         if entry.role != role:
-            raise ValidationError(
-                f"{at} must have role '{role}', since questions and answers take turns, got: '{entry.role}'"
-            )
+            msg = f"{at} must have role '{role}', since questions and answers take turns, got: '{entry.role}'"
+            raise ValidationError(msg)
         if entry.tool_calls or not isinstance(entry.content, str) or not entry.content.strip():
             raise ValidationError(f"{at} must have a text and no tool calls")
         messages.append(ChatMessage(role=entry.role, content=whole_text(entry.content)))
@@ -411,7 +384,7 @@ def _check_history(value: object) -> tuple[ChatMessage, ...]:
 
 
 def _check_scopes(value: object) -> tuple[MemoryScope, ...]:
-    """Check scopes; each may be declared once (S-MEM-72)."""
+    """S-MEM-72."""
     scopes: list[MemoryScope] = []
     for index, entry in enumerate(to_tuple(value)):
         if isinstance(entry, str):
@@ -419,9 +392,8 @@ def _check_scopes(value: object) -> tuple[MemoryScope, ...]:
         elif isinstance(entry, MemoryScope):
             scopes.append(entry)
         else:
-            raise ValidationError(
-                f"Task memory_scopes[{index}] must be a name or a MemoryScope, got: {type(entry).__name__}"
-            )
+            msg = f"Task memory_scopes[{index}] must be a name or a MemoryScope, got: {type(entry).__name__}"
+            raise ValidationError(msg)
         if any(scope.name == scopes[-1].name for scope in scopes[:-1]):
             raise ValidationError(f"Task memory_scopes has scope '{scopes[-1].name}' more than once")
     return tuple(scopes)
@@ -434,9 +406,8 @@ def _check_reflection_config(value: object) -> ReflectionConfig | None:
     if value is True:
         return ReflectionConfig()
     if not isinstance(value, ReflectionConfig):
-        raise ValidationError(
-            f"Task reflection_config must be a ReflectionConfig, True or False, got: {type(value).__name__}"
-        )
+        msg = f"Task reflection_config must be a ReflectionConfig, True or False, got: {type(value).__name__}"
+        raise ValidationError(msg)
     return value
 
 
@@ -444,8 +415,7 @@ def _check_task_context(arguments: Mapping[str, Any]) -> tuple[Task | UnitOutput
     """S-DOM-25, S-DOM-26."""
     entries, agent = check_context("Task context", arguments.get("context")), arguments.get("agent")
     for entry in entries:
-        # A frozen task cannot contain itself, but a user may build it twice by mistake (S-DOM-33). A reduce task over
-        # reduce tasks looks like its context, and is allowed.
+        # A user may build a task twice by mistake (S-DOM-33). A reduce task over reduce tasks looks like its context.
         if (
             agent is not None
             and isinstance(entry, Task)
@@ -464,9 +434,8 @@ def _check_output_type(output_type: object) -> None:
         raise ValidationError("Task output_type must not be Void")
     is_alias = get_origin(output_type) is not None or isinstance(output_type, NewType | TypeAliasType)
     if output_type is not None and not isinstance(output_type, type) and not is_alias:
-        raise ValidationError(
-            f"Task output_type must be a type, such as a pydantic model, str or list[int], got: {output_type!r}"
-        )
+        msg = f"Task output_type must be a type, such as a pydantic model, str or list[int], got: {output_type!r}"
+        raise ValidationError(msg)
     try:
         hash(output_type)
     except TypeError as error:
@@ -480,9 +449,8 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         raise ValidationError(f"Task effect must be one of [{', '.join(get_args(Effect))}], got: {effect!r}")
     if handler is None:
         if effect is not None:
-            raise ValidationError(
-                "Task effect is that of a handler, and this task has none. Tools say their own: @tool(effect=...)"
-            )
+            msg = "Task effect is that of a handler, and this task has none. Tools say their own: @tool(effect=...)"
+            raise ValidationError(msg)
         return
     others = (
         (arguments.get("agent") is not None, "an explicit agent", "agent"),
@@ -494,7 +462,7 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (arguments.get("history"), "a history", "history"),
         (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
     )
-    check_exclusive("Task", "handler", others, why="A handler does its task without a model")
+    fields.check_exclusive("Task", "handler", others, why="A handler does its task without a model")
     if getattr(getattr(handler, "__ensemble_tool__", None), "approval", False):
         raise ValidationError(
             f"Task handler '{getattr(handler, '__name__', handler)}' is marked @tool(approval=True), which asks before calls of "

@@ -1,7 +1,4 @@
-"""Checks of an ensemble: its parts against each other, in the order of S-DOM-61, and the keys of its models.
-
-`validate` logs, resolves and calls nothing.
-"""
+"""Checks of an ensemble: its parts against each other, in the order of S-DOM-61, and the keys of its models."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 
-# Advice about a task without a model (S-DOM-61.5).
+# S-DOM-61.5.
 _NO_MODEL_ADVICE = (
     "Provide an explicit agent, a task-level llm, an ensemble-level llm, or configure a deterministic handler."
 )
@@ -56,7 +53,7 @@ def validate(definition: EnsembleDefinition) -> list[str]:
 
 
 def check_rules(definition: RunRules) -> None:
-    """Check the rules of an ensemble of any kind, at the start of a run."""
+    """Check the rules of an ensemble of any kind."""
     if definition.rate_limit is not None and definition.llm is None:
         raise ValidationError(
             "Ensemble rate_limit is configured but llm is None. "
@@ -71,16 +68,13 @@ def check_rules(definition: RunRules) -> None:
 
 
 def check_hierarchy(definition: EnsembleDefinition, roles: Sequence[str]) -> None:
-    """Check a hierarchical ensemble against the roles of all its workers (S-HIER-4, S-HIER-30 to S-HIER-37).
-
-    `validate` does it if all roles are known; otherwise it is called after the agents of tasks are made.
-    """
+    """Check a hierarchical ensemble against the roles of all its workers (S-HIER-4, S-HIER-30 to S-HIER-37)."""
     check_roles(roles)
     check_constraints(definition.hierarchical_constraints, roles)
 
 
 def doubled_names(tasks: Sequence[Task]) -> list[str]:
-    """Return a warning for each name that several tasks of a list have (S-DOM-71)."""
+    """Return a warning for each name of several tasks (S-DOM-71)."""
     counts = Counter(task.name for task in tasks if task.name is not None)
     return [
         f"{count} tasks are named '{name}'; in the plan and the record the others are '{name}~2' and so on"
@@ -90,10 +84,7 @@ def doubled_names(tasks: Sequence[Task]) -> list[str]:
 
 
 def infer_workflow(definition: EnsembleDefinition) -> Workflow:
-    """Return the declared workflow, else parallel if a task of the list has another one as context (S-DET-40).
-
-    Phases and graphs have no such list, and the context of loops does not count (S-DET-43, S-LOOP-125).
-    """
+    """Return the declared workflow, else parallel if a listed task has another one as context (S-DET-40, S-DET-43, S-LOOP-125)."""
     if definition.workflow is not None:
         return definition.workflow
     listed = {task.object_id for task in definition.tasks}
@@ -102,19 +93,19 @@ def infer_workflow(definition: EnsembleDefinition) -> Workflow:
 
 
 def declared_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
-    """Return the declared agents, else the agents of the tasks in first-use order; without agents that the run makes (S-DOM-65)."""
+    """Return the declared agents, else the agents of the tasks in first-use order (S-DOM-65)."""
     agents = definition.agents
     named = agents if agents is not None else (task.agent for task in definition.all_tasks if task.agent is not None)
     return tuple(dict.fromkeys(named))
 
 
 def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> ChatModel:
-    """Return the model of a hierarchical run's manager (S-HIER-2); after planning, `workers` includes synthesized agents."""
+    """Return the model of a hierarchical run's manager (S-HIER-2)."""
     model = definition.manager_llm
     if model is None:
         model = next((worker.llm for worker in workers if worker.runner is None), None)
     if model is None and definition.tasks:
-        model = definition.tasks[0].llm  # an agent that the run makes for the task uses it (S-DET-20)
+        model = definition.tasks[0].llm  # S-DET-20
     if model is None:
         model = definition.llm
     if model is None:
@@ -125,7 +116,7 @@ def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> C
 
 
 def uses_team_model(agent: Agent) -> bool:
-    """Return whether an agent needs a model and declares none; it may still declare a limit."""
+    """Return whether an agent needs a model and declares none."""
     if agent.runner is not None:
         return False
     return agent.llm is TEAM_MODEL or (agent.rate_limit is not None and getattr(agent.llm, "delegate", 0) is TEAM_MODEL)
@@ -140,7 +131,7 @@ def with_model(agent: Agent, model: ChatModel) -> Agent:
 
 
 def with_task_model(agent: Agent, model: ChatModel) -> Agent:
-    """Return the same agent with the model of one of its tasks, under the agent's own limit (S-DOM-90)."""
+    """Return the same agent with a task's model, under the agent's own limit (S-DOM-90)."""
     return with_model(agent, model) if agent.rate_limit is not None else agent.rewritten(llm=model)
 
 
@@ -150,13 +141,13 @@ class TeamModels:
     def __init__(self, definition: RunRules) -> None:
         """Limit the model of the ensemble, with one bucket for the run (S-RATE-33)."""
         self._model = definition.llm
-        #: the ensemble's model under the ensemble's limit
+        #: under its limit
         self.shared: ChatModel | None = None if self._model is None else limit_model(self._model, definition.rate_limit)
-        #: by bucket: an agent has one model in a run, even if its tasks are planned several times
+        #: by bucket: an agent has one model in a run
         self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
 
     def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
-        """Return the same agent with the model that it will use: the ensemble's, else its task's (S-DOM-91)."""
+        """Return the same agent with the ensemble's model, else its task's (S-DOM-91)."""
         if not uses_team_model(agent):
             return agent
         if self._model is None and task_model is not None:
@@ -169,7 +160,7 @@ class TeamModels:
 
         own = agent.llm
         assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw its `delegate`
-        # the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)
+        # The agent keeps its own bucket across runs (S-RATE-30).
         return agent.rewritten(llm=self._limited.setdefault(own.bucket, own.around(self._model)))
 
 
@@ -204,12 +195,9 @@ def _check_models(definition: EnsembleDefinition) -> None:
 
 
 def _check_delegation(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.6, and limits of lost or slow delegations; for every workflow."""
-    depth, timeout, retries = (
-        definition.max_delegation_depth,
-        definition.delegation_timeout,
-        definition.delegation_retries,
-    )
+    """S-DOM-61.6."""
+    depth, timeout = definition.max_delegation_depth, definition.delegation_timeout
+    retries = definition.delegation_retries
     if depth <= 0:
         raise ValidationError(f"Ensemble max_delegation_depth must be > 0, got: {depth}")
     if timeout is not None and timeout <= timedelta(0):
@@ -219,7 +207,7 @@ def _check_delegation(definition: EnsembleDefinition) -> None:
 
 
 def _check_hierarchical(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.7 and S-DOM-61.9: limits, roles, constraints, handler tasks; roles of synthesized agents are checked later."""
+    """S-DOM-61.7 and S-DOM-61.9. Roles of synthesized agents are checked later."""
     if definition.manager_max_iterations < 1:
         raise ValidationError(
             "Ensemble manager_max_iterations must be > 0 for HIERARCHICAL workflow, "
@@ -243,7 +231,7 @@ def _check_hierarchical(definition: EnsembleDefinition) -> None:
 
 
 def _check_order(tasks: Sequence[Task]) -> None:
-    """S-DOM-61.11 for all tasks, then S-DOM-61.12; each reports the first task."""
+    """S-DOM-61.11 for all tasks, then S-DOM-61.12."""
     listed = {task.object_id for task in tasks}
     seen: set[str] = set()
     absent: str | None = None
@@ -261,7 +249,7 @@ def _check_order(tasks: Sequence[Task]) -> None:
 
 
 def _refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop]) -> None:
-    """Refuse cycles in the context of tasks and loops, also of those outside the lists (S-DOM-61.10, S-DOM-62)."""
+    """S-DOM-61.10, S-DOM-62: also of tasks outside the lists."""
     by_id = {loop.object_id: loop for loop in loops}
     finished: set[str] = set()
     roots: tuple[Task | Loop, ...] = (*tasks, *loops)
@@ -269,7 +257,7 @@ def _refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop]) -> None:
         root_id = root.object_id
         if root_id in finished:
             continue
-        # An explicit stack, since chains may exceed the recursion limit of Python.
+        # Chains may exceed the recursion limit of Python.
         path = {root_id}
         stack: list[tuple[str, Iterator[Task | UnitOutput]]] = [(root_id, iter(root.context))]
         while stack:
@@ -290,7 +278,7 @@ def _refuse_cycles(tasks: Sequence[Task], loops: Sequence[Loop]) -> None:
 def _warnings(definition: EnsembleDefinition) -> list[str]:
     """Unused agents (S-DOM-64), and fields of tasks without effect (S-HIER-88, S-DOM-92).
 
-    If work may be delegated, no agent counts as unused: a manager or a delegating agent may call any of them.
+    If work may be delegated, no agent counts as unused.
     """
     if definition.workflow is Workflow.HIERARCHICAL:
         return [warning for task in definition.tasks if (warning := _without_effect(task)) is not None]
@@ -372,7 +360,7 @@ def _check_mixing(definition: EnsembleDefinition) -> None:
 
 
 def _check_loops(definition: EnsembleDefinition) -> None:
-    """S-LOOP-32, S-LOOP-33, S-LOOP-35; also for loops in phases and in graphs."""
+    """S-LOOP-32, S-LOOP-33, S-LOOP-35; also in phases and graphs."""
     loops = definition.all_loops
     name = _find_duplicate(loop.name for loop in loops)
     if name is not None:
@@ -380,9 +368,8 @@ def _check_loops(definition: EnsembleDefinition) -> None:
     for loop in loops:
         for task in loop.body:
             if not _has_model(task, definition):
-                raise ValidationError(
-                    f"Loop '{loop.name}' body task '{body_key(task)}' has no LLM source. {_SET_A_MODEL}"
-                )
+                msg = f"Loop '{loop.name}' body task '{body_key(task)}' has no LLM source. {_SET_A_MODEL}"
+                raise ValidationError(msg)
     listed = {task.object_id for task in definition.tasks}
     for loop in definition.loops:
         for entry in _outside((each for each in loop.context if isinstance(each, Task)), listed):
@@ -393,7 +380,7 @@ def _check_loops(definition: EnsembleDefinition) -> None:
 
 
 def _check_outputs(definition: EnsembleDefinition) -> None:
-    """S-LOOP-167: context may name only outputs of loops of this ensemble."""
+    """S-LOOP-167."""
     listed = {loop.object_id for loop in definition.loops}
     waiting: list[tuple[str, Sequence[Task | UnitOutput]]] = [
         *((f"Task '{task.description}'", task.context) for task in definition.tasks),
@@ -408,7 +395,7 @@ def _check_outputs(definition: EnsembleDefinition) -> None:
 
 
 def _check_phases(definition: EnsembleDefinition) -> None:
-    """S-PHASE-15 to S-PHASE-20, in this order."""
+    """S-PHASE-15 to S-PHASE-20."""
     phases = definition.phases
     name = _find_duplicate(phase.name for phase in phases)
     if name is not None:
@@ -417,9 +404,8 @@ def _check_phases(definition: EnsembleDefinition) -> None:
     for phase in phases:
         for task in phase.all_tasks:
             if not _has_model(task, definition):
-                raise ValidationError(
-                    f"Task '{task.description}' in phase '{phase.name}' has no LLM available. {_NO_MODEL_ADVICE}"
-                )
+                msg = f"Task '{task.description}' in phase '{phase.name}' has no LLM available. {_NO_MODEL_ADVICE}"
+                raise ValidationError(msg)
     listed = {phase.object_id: phase for phase in phases}
     for phase in phases:
         _check_phase_context(phase, listed, definition)
@@ -431,9 +417,8 @@ def _check_membership(phases: Sequence[Phase], listed: Mapping[str, Phase]) -> N
     for phase in phases:
         for before in phase.after:
             if before.object_id not in listed:
-                raise ValidationError(
-                    f"Phase '{phase.name}' comes after phase '{before.name}', which is not in the ensemble's phases"
-                )
+                msg = f"Phase '{phase.name}' comes after phase '{before.name}', which is not in the ensemble's phases"
+                raise ValidationError(msg)
     owner: dict[str, str] = {}
     for phase in phases:
         for task in (*phase.tasks, *(task for loop in phase.loops for task in loop.body)):
@@ -445,7 +430,7 @@ def _check_membership(phases: Sequence[Phase], listed: Mapping[str, Phase]) -> N
 
 
 def _refuse_phase_cycles(phases: Sequence[Phase]) -> None:
-    """S-PHASE-16. The search compares ids: if a phase exists as two objects, the listed one's predecessors count."""
+    """S-PHASE-16. If a phase exists as two objects, the listed one's predecessors count."""
     listed = {phase.object_id: phase for phase in phases}
     finished: set[str] = set()
     for root in phases:
@@ -493,7 +478,7 @@ def _check_phase_context(phase: Phase, listed: Mapping[str, Phase], definition: 
 
 
 def _before(phase: Phase, listed: Mapping[str, Phase]) -> list[Phase]:
-    """Return the direct and transitive predecessors of a phase."""
+    """Return the direct and transitive predecessors."""
     found: dict[str, Phase] = {}
     waiting = list(phase.after)
     while waiting:
@@ -505,7 +490,7 @@ def _before(phase: Phase, listed: Mapping[str, Phase]) -> list[Phase]:
 
 
 def _ids_of(phase: Phase) -> Iterator[str]:
-    """Yield the ids that the context of a later task may name: tasks of the phase, and loops for their outputs."""
+    """Yield the ids that the context of a later task may name."""
     for member in (*phase.tasks, *phase.loops):
         yield member.object_id
 
@@ -543,19 +528,16 @@ def _has_model(task: Task, definition: EnsembleDefinition) -> bool:
     return task.llm is not None or (task.agent is not None and not uses_team_model(task.agent))
 
 
-# Keys of models, before a run asks any model.
-
-#: Most places that a message names for one problem.
 _MOST_PLACES = 3
 
 
 def check_model_keys(definition: EnsembleDefinition | MapDefinition) -> None:
-    """Check the keys of all models that a run will use, except for tasks that the run itself makes."""
+    """Check the keys of all models that a run will use."""
     check_keys_of(_models_of(definition))
 
 
 def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> None:
-    """Check the same for served teams, and also their `models`, which a run uses only after a switch."""
+    """Check the keys of served teams, also of their `models`."""
     problems: list[str] = []
     for name, team in teams.items():
         try:
@@ -567,7 +549,7 @@ def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> 
 
 
 def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
-    """Check the keys of models, each with the place of its declaration. The error names all models without a key."""
+    """Check the keys of models, each with its place. The error names all models without a key."""
     problems: dict[str, dict[str, None]] = {}
     for place, model in models:
         check = getattr(getattr(model, "delegate", model), "check_key", None)  # `delegate`: behind its rate limit
@@ -576,14 +558,18 @@ def check_keys_of(models: Iterable[tuple[str, object]]) -> None:
                 check()
         except ValidationError as error:
             problems.setdefault(message_of(error), {})[place] = None
-    if problems:
-        raise ValidationError("\n".join(f"{_shown([*places])}: {text}" for text, places in problems.items()))
+    lines: list[str] = []
+    for text, places in problems.items():
+        more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+        lines.append(f"{', '.join([*places][:_MOST_PLACES])}{more}: {text}")
+    if lines:
+        raise ValidationError("\n".join(lines))
 
 
 def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple[str, object]]:
     """Yield each model that a run asks, and where it is declared."""
     if not isinstance(definition, EnsembleDefinition):
-        # Factories of team files and of the command line contain a task that they fill in.
+        # Factories of team files contain a task that they fill in.
         factories = (getattr(definition, name, None) for name in ("map_task", "reduce_task", "direct_task"))
         tasks: Sequence[Task] = [task for each in factories if isinstance(task := getattr(each, "task", None), Task)]
         yield from _models_of_tasks(tasks, (), definition.llm)
@@ -632,8 +618,3 @@ def _models_of_reflection(tasks: Sequence[Task]) -> Iterator[tuple[str, object]]
         if config is not None and config.strategy is None:
             model = task.llm if config.model is None else config.model
             yield f"Task '{task.name or number}' reflection_config", model
-
-
-def _shown(places: list[str]) -> str:
-    more = len(places) - _MOST_PLACES
-    return ", ".join(places[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")

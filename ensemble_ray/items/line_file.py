@@ -1,7 +1,6 @@
-"""A file of lines, one per item, that survives kills and resumes.
+"""A file of lines, one per item, that survives kills and resumes. The calls block.
 
-A torn line is cut off before the first append. An item never gets a second line, even if a frozen and replaced process
-wakes up: a writer holds the file's lock and first reads the lines that other processes appended. The calls block.
+A writer holds the file's lock and first reads the lines of other processes, so an item never gets a second line.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ except ImportError:  # without file locks, only one process may write a file
 
 
 _INDEX_FIRST = re.compile(rb'\{"index": (\d+)[,}]')
-#: Block size of the backward search for the last complete line.
 _TAIL_BYTES = 64 * 1024
-#: Longest wait for the lock, s. Another process needs it for one write.
-_PATIENCE_S = 30.0
+_PATIENCE_S = 30.0  # another process needs the lock for one write
 _PAUSE_S = 0.001
 
 
@@ -45,18 +42,17 @@ class LineFile:
         is_resumed: bool = True,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """Open or create the file and its folders.
+        """Open or create the file and its folders; `what` names it in errors.
 
-        `what` is its name in errors. `index_of` returns the item of a line, or None for lines that do not count;
-        existing lines are read if the run `is_resumed`. `patience_s` is the longest wait for another process that holds the file.
+        `index_of` returns the item of a line that counts. Existing lines are read if the run `is_resumed`. `patience_s` is the longest
+        wait for the lock.
         """
         self._path = path = path.absolute()
         self._what = what
         self._index_of = index_of
         self._patience_s = patience_s
         self._seen = IndexSet()
-        #: size of the part whose lines are in `_seen`
-        self._indexed_bytes = 0
+        self._indexed_bytes = 0  # the lines of this part are in `_seen`
         self._lock = threading.Lock()
         self._descriptor = -1
         try:
@@ -116,7 +112,6 @@ class LineFile:
         self._seen.update(index for index, _ in fresh)
 
     def _read_appended(self, size: int) -> None:
-        """Read the lines that other processes appended since the last look."""
         if size > self._indexed_bytes:
             for line in os.pread(self._descriptor, size - self._indexed_bytes, self._indexed_bytes).splitlines():
                 try:
@@ -129,7 +124,7 @@ class LineFile:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Hold the file's lock. The system releases it when the process ends."""
+        """The system releases the lock when the process ends."""
         if fcntl is None:
             yield
             return
@@ -161,7 +156,7 @@ class LineFile:
 
 
 def _whole_bytes(path: Path) -> int:
-    """Return the size of the file up to the end of its last complete line."""
+    """Return the end of the last complete line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -180,7 +175,7 @@ def index_of_line(line: bytes) -> int | None:
 
 
 def is_carried(value: object) -> bool:
-    """Return whether JSON can represent a value unchanged."""
+    """Whether JSON can represent a value unchanged."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -193,18 +188,15 @@ def json_line(row: Mapping[str, object]) -> bytes:
     try:
         text = json_text(row)
     except (TypeError, ValueError, RecursionError):
-        # NaN and infinities, which JSON lacks, become texts.
-        text = json_text(
-            {
-                name: value if is_carried(value) else json.loads(json.dumps(jsonable(value)), parse_constant=str)
-                for name, value in row.items()
-            }
-        )
+        # Also NaN and infinities, which JSON lacks.
+        fallback = {name: value for name, value in row.items() if not is_carried(value)}
+        texts = {name: json.loads(json.dumps(jsonable(each)), parse_constant=str) for name, each in fallback.items()}
+        text = json_text({**row, **texts})
     return f"{text}\n".encode()
 
 
 def json_text(value: object) -> str:
-    """Return the JSON text of a value, without characters that UTF-8 cannot encode."""
+    """Return JSON text that UTF-8 can encode."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

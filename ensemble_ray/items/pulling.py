@@ -1,7 +1,6 @@
 """Read the items of a source on demand, and compact sets of numbers.
 
-A reader advances its source from one thread or one task, one step at a time, and only for requested items (S-MR-121). A
-slow source yields the items that it has. An error of the source is raised after the items before it (S-MR-123).
+A reader advances its source from one thread or task, only for requested items (S-MR-121).
 """
 
 from __future__ import annotations
@@ -24,22 +23,18 @@ from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
 
 _log = bounded_logger(__name__)
-#: How long a pull waits for the requested count before it returns fewer items.
-_GATHER_S = 0.05
-#: How long the end of a run waits for a source in the middle of a step.
-_CLOSE_S = 1.0
+_GATHER_S = 0.05  # a pull waits so long for the requested count
+_CLOSE_S = 1.0  # the end of a run waits so long for a source in the middle of a step
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedItem:
-    """An invalid line of a file, or an item for which no task can be made: a failed item without attempts (S-MR-125, S-MR-171)."""
+    """A failed item without attempts: an invalid line, or no task can be made for it (S-MR-125, S-MR-171)."""
 
     index: int
-    #: the line as written, or the item's text
     text: str
     error: ValidationError
-    #: the item; None: an invalid line
-    read: object = None
+    read: object = None  # None: an invalid line
 
     @property
     def item(self) -> object:
@@ -47,28 +42,23 @@ class RefusedItem:
         return self.text if self.read is None else self.read
 
 
-#: An index and its item, or a refused one.
 ItemEntry: TypeAlias = tuple[int, object] | RefusedItem
-#: The entries of a synchronous source. A reader closes the generator if it stops early.
-Entries: TypeAlias = Generator[ItemEntry, None, None]
+Entries: TypeAlias = Generator[ItemEntry, None, None]  # a reader closes the generator if it stops early
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The result of one pull."""
-
     items: Sequence[ItemEntry]
-    #: the source has ended; it may report this only at the pull after its last item
-    is_exhausted: bool
+    is_exhausted: bool  # perhaps only at the pull after the last item
 
 
 class ItemReader(Protocol):
     """Reads one source once, on one event loop."""
 
     async def next(self, count: int) -> Pulled:
-        """Return the next entries: at most `count`, and at least one unless the source is exhausted.
+        """Return at most `count` entries, and at least one unless the source is exhausted.
 
-        The error of the source is raised unchanged, after the entries before it (S-MR-123).
+        The error of the source is raised unchanged (S-MR-123).
         """
         ...
 
@@ -77,8 +67,6 @@ class ItemReader(Protocol):
 
 
 class ListReader:
-    """Reads a sequence in memory, without a thread."""
-
     def __init__(self, items: Sequence[object]) -> None:
         self._items = items
         self._next = 0
@@ -93,14 +81,13 @@ class ListReader:
 
 
 class _PumpedReader(ABC):
-    """A reader whose source is advanced by a pump, as far as requested."""
+    """A pump advances the source as far as requested."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._ready: deque[ItemEntry] = deque()
         self._wanted = 0
-        #: the reader has waited long enough: the next entry ends its wait
-        self._is_due = False
+        self._is_due = False  # the next entry ends the wait
         self._is_closed = False
         self._has_ended = False
         self._error: BaseException | None = None
@@ -187,10 +174,9 @@ class _PumpedReader(ABC):
 
 
 class ThreadReader(_PumpedReader):
-    """Advances a synchronous source in one daemon thread. Some, such as database cursors, cannot change threads."""
+    """Advances a synchronous source in one daemon thread: database cursors cannot change threads."""
 
     def __init__(self, entries: Callable[[], Entries]) -> None:
-        """Read the entries of a generator function. The thread runs and closes the generator."""
         super().__init__()
         self._entries = entries
 
@@ -226,7 +212,7 @@ class ThreadReader(_PumpedReader):
 
 
 class AsyncReader(_PumpedReader):
-    """Advances an asynchronous source in one task: its context managers must exit in the task that entered them."""
+    """Advances an asynchronous source in one task: its context managers must exit where they were entered."""
 
     def __init__(self, items: AsyncIterable[object]) -> None:
         super().__init__()
@@ -270,7 +256,7 @@ class AsyncReader(_PumpedReader):
 
 
 def number_items(items: Iterable[object]) -> Entries:
-    """Yield the items of an iterable with their indices. If it is a generator, it is closed with this one."""
+    """Yield the items with their indices. A generator of items is closed with this one."""
     iterator = iter(items)
     try:
         yield from enumerate(iterator)
@@ -279,14 +265,11 @@ def number_items(items: Iterable[object]) -> Entries:
             iterator.close()
 
 
-# Sets of numbers.
-
-#: An index this many bytes beyond the bits is stored separately: a damaged file may contain any number.
-_GAP = 1 << 16
+_GAP = 1 << 16  # an index so many bytes beyond the bits is stored apart: a damaged file may contain any number
 
 
 class IndexSet:
-    """A set of indices from 0. It needs a bit for each index up to the highest, except for a few outliers."""
+    """A set of indices with a bit for each up to the highest, except for a few outliers."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -318,12 +301,11 @@ class IndexSet:
         return True
 
 
-#: Number of sorted lists, by remainder: an insertion into a million numbers moves a thousand.
-_LISTS = 1024
+_LISTS = 1024  # sorted lists by remainder: an insertion into a million numbers moves a thousand
 
 
 class NumberSet:
-    """A growing set of numbers below 2**64, such as hashes, in a tenth of the memory of a `set`."""
+    """A growing set of numbers below 2**64, in a tenth of the memory of a `set`."""
 
     def __init__(self) -> None:
         self._lists: dict[int, array[int]] = {}
@@ -340,7 +322,7 @@ class NumberSet:
         return self._count
 
     def add(self, number: int) -> bool:
-        """Add a number. Return whether it is new. An OverflowError: it is negative, or 2**64 or more."""
+        """Return whether the number is new. An OverflowError: it is negative, or 2**64 or more."""
         found = self._lists.setdefault(number % _LISTS, array("Q"))
         position = bisect_left(found, number)
         if position < len(found) and found[position] == number:

@@ -1,12 +1,12 @@
-"""The results file of a map-reduce and its dead letters, written during the run.
+"""The results file of a map-reduce and its dead letters, written during the run (S-MR-130).
 
-Each output is one row of a `.jsonl` or `.parquet` file (S-MR-130) with the chosen columns (S-MR-216). A parquet file cannot be
-appended to, so its rows are in `{path}.rows.jsonl` until the run ends. A resumed run continues that file.
+Rows of a parquet file are in `{path}.rows.jsonl` until the run ends, and a resumed run continues that file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,25 +25,21 @@ from ensemble_ray.values.trace import jsonable
 
 _log = bounded_logger(__name__)
 _WHAT = "results file"
-#: A missing value, in contrast to None.
 _ABSENT = object()
-#: The default columns after `index`.
+#: By default, after `index`.
 _COLUMNS = ("item", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "incomplete_answers", "duration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowColumns:
-    """The columns of a row after `index`."""
+    """The columns of a row after `index` (S-MR-216)."""
 
-    #: chosen names; None: all default columns
-    chosen: Sequence[str] | None = None
-    #: field of the item that replaces the item as the first column
-    key: str | None = None
+    chosen: Sequence[str] | None = None  # None: all
+    key: str | None = None  # the first column, in place of the item
     _missed: set[str] = field(default_factory=set[str])
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns in order."""
         rest = _COLUMNS if self.chosen is None else self.chosen
         if self.key is None:
             return tuple(dict.fromkeys(each for each in rest if each != "index"))
@@ -51,7 +47,7 @@ class RowColumns:
         return tuple(dict.fromkeys((self.key, *(each for each in kept if each != "index"))))
 
     def select(self, row: Mapping[str, object]) -> dict[str, object]:
-        """Select the columns from a complete row. The first missing value of a column is logged; its cells are None."""
+        """Select the columns from a complete row. Missing values are None; the first of a column is logged."""
         if self.chosen is None and self.key is None:
             return dict(row)
         item, answer = row["item"], row["parsed"]
@@ -76,7 +72,7 @@ class RowColumns:
 
 
 def _value_at(source: object, name: str) -> object:
-    """Return the field of that name, or the value at a dotted path of names."""
+    """Return the field of that name, or the value at a dotted path."""
     found = source
     for part in (name,) if isinstance(source, Mapping) and name in source else name.split("."):
         if not isinstance(found, Mapping) or part not in found:
@@ -98,7 +94,7 @@ class ResultsFile:
         """Create the file, or continue the file of the resumed run.
 
         Raises:
-            ValidationError: The run is new and the file has rows, or a line of a resumed file is invalid.
+            ValidationError: A new run's file has rows, or a line of a resumed file is invalid.
             RecordError: The file cannot be written.
         """
         return await threads.run(cls._open, path, is_resumed, columns or RowColumns())
@@ -113,7 +109,15 @@ class ResultsFile:
         lines = _lines_of(path)
         if is_resumed and lines != path and path.exists() and not lines.exists():
             unpack_lines(path, lines)  # the run had ended and is retried
-        return cls(path, LineFile(lines, _WHAT, partial(_index_of, lines)), columns)
+
+        def index_of(line: bytes) -> int | None:
+            index = index_of_line(line)
+            if index is None and line.strip():
+                msg = f"{_WHAT} '{lines}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
+                raise ValidationError(msg)
+            return index
+
+        return cls(path, LineFile(lines, _WHAT, index_of), columns)
 
     def __contains__(self, index: int) -> bool:
         return index in self._lines
@@ -129,13 +133,14 @@ class ResultsFile:
 
     async def close(self, *, is_complete: bool = True) -> None:
         """Close the file. Unless the run is complete, a parquet file keeps its lines for the resume."""
-        await threads.run(self._close, is_complete)
 
-    def _close(self, is_complete: bool) -> None:  # noqa: FBT001  `run` passes positions
-        self._lines.close()
-        lines = _lines_of(self._path)
-        if is_complete and lines != self._path and lines.exists():
-            pack_lines(lines, self._path, self._columns.names, self._columns.key)
+        def close() -> None:
+            self._lines.close()
+            lines = _lines_of(self._path)
+            if is_complete and lines != self._path and lines.exists():
+                pack_lines(lines, self._path, self._columns.names, self._columns.key)
+
+        await threads.run(close)
 
 
 def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> bytes:
@@ -158,7 +163,7 @@ def _lines_of(path: Path) -> Path:
 
 
 def refuse_old_rows(path: Path) -> None:
-    """Raise a ValidationError for a file with rows of another run: a new run must not overwrite or mix with them."""
+    """Raise a ValidationError for a file with rows of another run."""
     lines = _lines_of(path)
     if lines != path and lines.exists() and (count := count_lines(lines)):
         msg = f"{_WHAT} '{path}' has {count} rows of a run that has not ended, in '{lines}': resume that run, choose another path, or remove it"
@@ -170,19 +175,9 @@ def refuse_old_rows(path: Path) -> None:
         raise ValidationError(f"{_WHAT} '{path}' exists and has {count} rows: choose another path, or remove it")
 
 
-def _index_of(path: Path, line: bytes) -> int | None:
-    index = index_of_line(line)
-    if index is None and line.strip():
-        msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
-        raise ValidationError(msg)
-    return index
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The failed items of earlier runs as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
-
-    Each item is yielded once, with its original index.
+    """The failed items of earlier runs as a source, each once and with its index: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
 
     Attributes:
         path: The file that those runs used as `dead_letters`.
@@ -201,8 +196,14 @@ class DeadLetterFile:
     @classmethod
     async def open(cls, path: str | Path, *, run_id: str, is_resumed: bool) -> DeadLetterFile:
         """Open or create the file. An item with a line of this run gets no second one."""
-        lines = threads.run(LineFile, Path(path), "dead letters", partial(_index_in_run, run_id), is_resumed=is_resumed)
-        return cls(await lines, run_id)
+
+        def index_of(line: bytes) -> int | None:
+            with suppress(ValidationError):
+                index, row = _parse_row(line, "")
+                return index if row.get("run_id") == run_id else None
+            return None
+
+        return cls(await threads.run(LineFile, Path(path), "dead letters", index_of, is_resumed=is_resumed), run_id)
 
     async def write(self, failed: Sequence[FailedItem]) -> None:
         lines = [(each.index, partial(_dead_letter_line, each, self._run_id)) for each in failed]
@@ -213,9 +214,8 @@ class DeadLetterFile:
 
 
 def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
-    is_text = not is_carried(failed.item)
     item = failed.item
-    if is_text:
+    if is_text := not is_carried(item):
         try:
             item = str(item)
         except Exception:  # noqa: BLE001  `__str__` of the user's class may raise anything
@@ -232,17 +232,8 @@ def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
     return json_line({**row, "is_text": True} if is_text else row)
 
 
-def _index_in_run(run_id: str, line: bytes) -> int | None:
-    """Return the index of a line of this run, or None for other lines."""
-    try:
-        index, row = _parse_row(line, "")
-    except ValidationError:
-        return None
-    return index if row.get("run_id") == run_id else None
-
-
 def dead_items(path: Path) -> Entries:
-    """Yield the items of a dead-letter file with their original indices, each once. A ValidationError: a bad line."""
+    """Yield the items of a dead-letter file with their original indices, each once."""
     seen = IndexSet()
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -257,9 +248,8 @@ def _parse_row(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:
     try:
         found = loads_line(line)
     except ValueError as error:
-        raise ValidationError(
-            f"{where}: not JSON: {error}; resume the run that wrote it, or remove the line"
-        ) from error
+        msg = f"{where}: not JSON: {error}; resume the run that wrote it, or remove the line"
+        raise ValidationError(msg) from error
     row = cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
     index = row.get("index")
     if not isinstance(index, int) or isinstance(index, bool) or index < 0 or "item" not in row:

@@ -1,7 +1,4 @@
-"""Sources of the items of a map-reduce: `source_of` turns the user's `items` into a source for each run (S-MR-120).
-
-A file is opened once to check that it can be read. No item is read before a run requests it.
-"""
+"""Sources of the items of a map-reduce. No item is read before a run requests it (S-MR-120)."""
 
 from __future__ import annotations
 
@@ -16,34 +13,18 @@ from typing import cast
 from pydantic import BaseModel, JsonValue
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.pulling import (
-    AsyncReader,
-    Entries,
-    ItemEntry,
-    ItemReader,
-    ListReader,
-    Pulled,
-    RefusedItem,
-    ThreadReader,
-    number_items,
-)
+from ensemble_ray.items import pulling
 from ensemble_ray.items.results import DeadLetters, dead_items
 from ensemble_ray.items.tables import Table, parquet_row_count, parquet_rows, rows_of_table
 from ensemble_ray.items.text_files import CsvFile, count_csv_rows, count_lines, csv_rows, json_lines
 
-#: The message about an empty source (S-MR-10, S-MR-122).
-NO_ITEMS = "items must not be None or empty"
+NO_ITEMS = "items must not be None or empty"  # S-MR-10, S-MR-122
 _SUFFIXES = ".jsonl, .csv or .parquet"
-_READERS: Mapping[str, Callable[[Path], Entries]] = {
-    ".jsonl": json_lines,
-    ".csv": lambda path: csv_rows(CsvFile(path)),
-    ".parquet": parquet_rows,
+_FORMATS: Mapping[str, tuple[Callable[[Path], pulling.Entries], Callable[[Path], int] | None]] = {
+    ".jsonl": (json_lines, count_lines),
+    ".csv": (lambda path: csv_rows(CsvFile(path)), lambda path: count_csv_rows(CsvFile(path))),
+    ".parquet": (parquet_rows, None),
 }
-_COUNTS: Mapping[str, Callable[[Path], int]] = {
-    ".jsonl": count_lines,
-    ".csv": lambda path: count_csv_rows(CsvFile(path)),
-}
-#: Limit of a quoted text in an error, characters.
 _SHOWN = 80
 
 
@@ -51,26 +32,18 @@ _SHOWN = 80
 class ItemSource:
     """Items that can be read from the beginning."""
 
-    #: description for messages
-    place: str
-    #: kind, and path of a file, for the record
-    identity: Mapping[str, JsonValue]
-    #: returns a reader that begins at the first item
-    reader: Callable[[], ItemReader]
-    #: number of items if known without reading them
-    count: int | None = None
-    #: counts the items of a file, in the calling thread; None: only a run can count them
-    look: Callable[[], int] | None = None
-    #: whether it is a sequence in memory, which static mode maps at construction
-    is_list: bool = False
-    #: the items of a sequence; empty for other sources
-    items: Sequence[object] = ()
-    #: whether it is an iterator, which only one run can read
-    is_one_shot: bool = False
+    place: str  # for messages
+    identity: Mapping[str, JsonValue]  # for the record
+    reader: Callable[[], pulling.ItemReader]  # from the first item on
+    count: int | None = None  # if known without reading
+    look: Callable[[], int] | None = None  # counts the items of a file, in the calling thread
+    is_list: bool = False  # a sequence, which static mode maps at construction
+    items: Sequence[object] = ()  # of a sequence
+    is_one_shot: bool = False  # an iterator
     _is_open: bool = field(default=False, init=False)
 
-    def open(self) -> ItemReader:
-        """Return a reader from the first item on. A ValidationError: an iterator was opened before (S-MR-124)."""
+    def open(self) -> pulling.ItemReader:
+        """Return a reader. A ValidationError: an iterator was opened before (S-MR-124)."""
         if self.is_one_shot and self._is_open:
             msg = (
                 "items is an iterator that an earlier run has consumed: pass a list, a file, or a new iterator per run"
@@ -81,7 +54,7 @@ class ItemSource:
 
 
 def source_of(items: object) -> ItemSource:
-    """Return the source of the user's `items` (S-MR-120). A ValidationError: these are no items."""
+    """Return the source of the user's `items` (S-MR-120)."""
     match items:
         case None:
             raise ValidationError(NO_ITEMS)
@@ -92,7 +65,7 @@ def source_of(items: object) -> ItemSource:
             return ItemSource(
                 place=f"the dead letters of '{path}'",
                 identity={"kind": "dead_letters", "path": str(path)},
-                reader=lambda: ThreadReader(lambda: dead_items(path)),
+                reader=lambda: pulling.ThreadReader(lambda: dead_items(path)),
             )
         case CsvFile():
             return _csv(items)
@@ -112,7 +85,7 @@ _ADVICE = f"pass a list of items, an iterable, or a path that ends in {_SUFFIXES
 
 
 def _not_items(items: object) -> ValidationError:
-    """Return the error about an object that Python can iterate over, but whose parts are not items."""
+    """Python can iterate over such an object, but its parts are not items."""
     advice = f"items is {type(items).__name__}: {_ADVICE}"
     match items:
         case Mapping():
@@ -127,13 +100,15 @@ def _not_items(items: object) -> ValidationError:
 def _sequence(items: Sequence[object]) -> ItemSource:
     if not len(items):
         raise ValidationError(NO_ITEMS)
-    # The user may change a list later (S-CONV-5). Another sequence may load each item from a disk.
+    # S-CONV-5. Another sequence may load each item from a disk.
     kept = tuple(items) if isinstance(items, list) else items
     is_plain = isinstance(kept, tuple | range)
     return ItemSource(
         place=f"{len(kept)} items",
         identity={"kind": "list", "count": len(kept)},
-        reader=(lambda: ListReader(kept)) if is_plain else (lambda: ThreadReader(lambda: number_items(kept))),
+        reader=(lambda: pulling.ListReader(kept))
+        if is_plain
+        else (lambda: pulling.ThreadReader(lambda: pulling.number_items(kept))),
         count=len(kept),
         is_list=True,
         items=kept,
@@ -144,29 +119,19 @@ def _iterable(items: object) -> ItemSource:
     rows = getattr(items, "iter_rows", None)
     if callable(rows):
         make_rows = cast("Callable[[], Iterable[object]]", rows)
-        return ItemSource(
-            place="a Dataset",
-            identity={"kind": "dataset"},
-            reader=lambda: ThreadReader(lambda: number_items(make_rows())),
-        )
+        reader = partial(pulling.ThreadReader, lambda: pulling.number_items(make_rows()))
+        return ItemSource(place="a Dataset", identity={"kind": "dataset"}, reader=reader)
     if isinstance(items, AsyncIterable):
         several = cast("AsyncIterable[object]", items)
-        is_one_shot = isinstance(items, AsyncIterator)
-        return ItemSource(
-            place="an async iterator" if is_one_shot else "an async iterable",
-            identity={"kind": "async"},
-            reader=lambda: AsyncReader(several),
-            is_one_shot=is_one_shot,
-        )
+        is_once = isinstance(items, AsyncIterator)
+        place, read = f"an async {'iterator' if is_once else 'iterable'}", partial(pulling.AsyncReader, several)
+        return ItemSource(place=place, identity={"kind": "async"}, reader=read, is_one_shot=is_once)
     if isinstance(items, Iterable) or hasattr(type(items), "__getitem__"):
         each = cast("Iterable[object]", items)
-        is_one_shot = isinstance(items, Iterator)
-        return ItemSource(
-            place="an iterator" if is_one_shot else f"a {type(items).__name__}",
-            identity={"kind": "iterable"},
-            reader=lambda: ThreadReader(lambda: number_items(each)),
-            is_one_shot=is_one_shot,
-        )
+        is_once = isinstance(items, Iterator)
+        place = "an iterator" if is_once else f"a {type(items).__name__}"
+        reader = partial(pulling.ThreadReader, lambda: pulling.number_items(each))
+        return ItemSource(place=place, identity={"kind": "iterable"}, reader=reader, is_one_shot=is_once)
     raise ValidationError(f"items is of type {type(items).__name__}, which has no items: {_ADVICE}")
 
 
@@ -176,7 +141,7 @@ def _table(table: Table) -> ItemSource:
     return ItemSource(
         place=table.place,
         identity={"kind": "table", "count": table.count},
-        reader=lambda: ThreadReader(lambda: number_items(table.rows())),
+        reader=lambda: pulling.ThreadReader(lambda: pulling.number_items(table.rows())),
         count=table.count,
         is_one_shot=table.is_one_shot,
     )
@@ -186,20 +151,19 @@ def _file(source: str | os.PathLike[str]) -> ItemSource:
     text = os.fsdecode(source)
     path = Path(text)
     suffix = path.suffix.lower()
-    rows = _READERS.get(suffix)
+    rows, count = _FORMATS.get(suffix, (None, None))
     if rows is None:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         what = "text" if isinstance(source, str) else "path"
-        raise ValidationError(
-            f"items is the {what} '{shown}': pass a list of items, or a path that ends in {_SUFFIXES}"
-        )
+        msg = f"items is the {what} '{shown}': pass a list of items, or a path that ends in {_SUFFIXES}"
+        raise ValidationError(msg)
     path = _readable(path, "items file")
     return ItemSource(
         place=f"the file '{path}'",
         identity={"kind": suffix[1:], "path": str(path)},
-        reader=lambda: ThreadReader(lambda: rows(path)),
+        reader=lambda: pulling.ThreadReader(lambda: rows(path)),
         count=parquet_row_count(path) if suffix == ".parquet" else None,
-        look=None if suffix not in _COUNTS else partial(_COUNTS[suffix], path),
+        look=None if count is None else partial(count, path),
     )
 
 
@@ -210,7 +174,7 @@ def _csv(source: CsvFile) -> ItemSource:
     return ItemSource(
         place=f"the file '{path}'",
         identity={"kind": "csv", "path": str(path)},
-        reader=lambda: ThreadReader(lambda: csv_rows(there)),
+        reader=lambda: pulling.ThreadReader(lambda: csv_rows(there)),
         look=partial(count_csv_rows, there),
     )
 
@@ -232,7 +196,7 @@ def _readable(path: Path, what: str) -> Path:
 def screen_source(
     source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
 ) -> ItemSource:
-    """Return a source with at most `limit` items; `problem` returns the reason to refuse an item, or None.
+    """Return a source with at most `limit` items; `problem` returns the reason to refuse an item.
 
     The result reads its items one by one, even if the source is a list.
     """
@@ -249,37 +213,35 @@ def screen_source(
 
 
 class _ScreenedReader:
-    """Reads up to a limit and refuses items with a problem."""
-
     def __init__(
-        self, reader: ItemReader, limit: int | None, problem: Callable[[object], str | None] | None, place: str
+        self, reader: pulling.ItemReader, limit: int | None, problem: Callable[[object], str | None] | None, place: str
     ) -> None:
         self._reader = reader
         self._left = limit
         self._problem = problem
         self._place = place
 
-    async def next(self, count: int) -> Pulled:
+    async def next(self, count: int) -> pulling.Pulled:
         if self._left is not None:
             count = min(count, self._left)
             if not count:
-                return Pulled((), is_exhausted=True)
+                return pulling.Pulled((), is_exhausted=True)
         pulled = await self._reader.next(count)
         is_exhausted = pulled.is_exhausted
         if self._left is not None:
             self._left -= len(pulled.items)
             is_exhausted = is_exhausted or not self._left
         items = pulled.items if self._problem is None else [self._screen(entry) for entry in pulled.items]
-        return Pulled(items, is_exhausted=is_exhausted)
+        return pulling.Pulled(items, is_exhausted=is_exhausted)
 
-    def _screen(self, entry: ItemEntry) -> ItemEntry:
-        if isinstance(entry, RefusedItem) or self._problem is None:
+    def _screen(self, entry: pulling.ItemEntry) -> pulling.ItemEntry:
+        if isinstance(entry, pulling.RefusedItem) or self._problem is None:
             return entry
         index, item = entry
         problem = self._problem(item)
         if problem is None:
             return entry
-        return RefusedItem(index, str(item), ValidationError(f"{self._place}, item {index}: {problem}"), item)
+        return pulling.RefusedItem(index, str(item), ValidationError(f"{self._place}, item {index}: {problem}"), item)
 
     async def close(self) -> None:
         await self._reader.close()

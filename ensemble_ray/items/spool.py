@@ -1,6 +1,6 @@
 """Byte strings in a temporary file, and lazy sequences over them (S-MR-132).
 
-The file has no name, so the system removes it with the process. Only the first megabytes stay in memory.
+The file has no name, so the system removes it with the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ensemble_ray.values.value import LazySequence
 
 T = TypeVar("T")
 
-#: Bytes in memory before a file is created.
 _MEMORY_BYTES = 8 * 1024 * 1024
 
 
@@ -26,8 +25,7 @@ class Spool:
 
     def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  closed with this object
-        #: end of each body, which is the beginning of the next one
-        self._ends = array("Q")
+        self._ends = array("Q")  # ends of the bodies
         self._lock = new_lock()
         self._is_closed = False
 
@@ -55,7 +53,7 @@ class Spool:
         return len(self._ends)
 
     def close(self) -> None:
-        """Delete the bodies. This also happens when the spool is garbage-collected."""
+        """Delete the bodies, as garbage collection does."""
         with self._lock:
             self._is_closed = True
             self._file.close()
@@ -66,15 +64,15 @@ class Spool:
 
 
 class SpooledSequence(LazySequence[T]):
-    """A sequence of values over the bodies of a spool. Each access loads its value.
+    """A sequence over the bodies of a spool. Each access loads its value.
 
-    It equals any sequence with the same values and is pickled with them. Fields of values store it without a copy.
+    It equals any sequence with the same values and is pickled with them.
     """
 
     __slots__ = ("_load", "_order", "_spool", "_what")
 
     def __init__(self, spool: Spool, order: Sequence[int], load: Callable[[bytes], T], *, what: str = "values") -> None:
-        """`order` has slots and is not copied; `load` makes a value of a body; `what` names the values for `repr`."""
+        """`order` has slots and is not copied; `what` names the values for `repr`."""
         self._spool = spool
         self._order = order
         self._load = load

@@ -1,7 +1,6 @@
 """Rows of tables of pandas, polars, Arrow, numpy and Hugging Face, and the parquet files of results (S-MR-200, S-MR-201).
 
-A table is recognised by the module and name of its class, so that the library need not be imported. Rows are converted
-in batches.
+The name of its class identifies a table, so that the library need not be imported.
 """
 
 from __future__ import annotations
@@ -23,21 +22,14 @@ from ensemble_ray.items.line_file import json_line, json_text
 from ensemble_ray.items.pulling import Entries
 from ensemble_ray.text.foreign_text import whole_text
 
-#: Rows in one batch of Python objects.
 _BATCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table that is a source of items."""
-
-    #: description for messages
-    place: str
-    #: returns the rows from the beginning, as values of the library
-    read: Callable[[], Iterable[object]]
-    #: number of rows if the table has a length
-    count: int | None
-    #: whether the rows can be read only once
+    place: str  # for messages
+    read: Callable[[], Iterable[object]]  # rows from the beginning, as values of the library
+    count: int | None  # if known
     is_one_shot: bool = False
 
     def rows(self) -> Iterator[object]:
@@ -45,7 +37,7 @@ class Table:
 
 
 def rows_of_table(items: object) -> Table | None:
-    """Return the table in an object, or None. A ValidationError: it has no rows yet, or its form is unsuitable."""
+    """Return the table in an object. A ValidationError: it has no rows yet, or its form is unsuitable."""
     for base in type(items).__mro__:
         name = f"{base.__module__.partition('.')[0]}.{base.__qualname__}"
         if name in _REFUSED:
@@ -57,7 +49,6 @@ def rows_of_table(items: object) -> Table | None:
     return None
 
 
-# The libraries are untyped or not installed.
 _Rows = Callable[[], Iterable[object]]
 
 
@@ -70,7 +61,7 @@ def _check_columns(names: Iterable[object], name: str) -> None:
 def _of_pandas(frame: Any, name: str) -> _Rows:
     columns: list[object] = [_plain(each) for each in frame.columns]
     _check_columns(columns, name)
-    # Without the index. Tuples keep the types; a Series has one type for all columns of a row.
+    # Tuples keep the types; a Series has one type for all columns of a row.
     return lambda: (dict(zip(columns, row, strict=True)) for row in frame.itertuples(index=False, name=None))
 
 
@@ -79,7 +70,7 @@ def _of_arrow(table: Any, name: str) -> _Rows:
 
     def rows() -> Iterator[object]:
         batches = table.to_batches(max_chunksize=_BATCH_ROWS) if hasattr(table, "to_batches") else (table,)
-        for batch in batches:
+        for batch in table if name in _ONE_SHOT else batches:
             for first in range(0, batch.num_rows, _BATCH_ROWS):
                 yield from batch.slice(first, _BATCH_ROWS).to_pylist()
 
@@ -102,11 +93,6 @@ def _of_numpy(array: Any, name: str) -> _Rows:
     return rows
 
 
-def _of_arrow_reader(reader: Any, name: str) -> _Rows:
-    _check_columns(reader.schema.names, name)
-    return lambda: (row for batch in reader for row in batch.to_pylist())
-
-
 def _iterated(values: Any, _: str) -> _Rows:
     return lambda: iter(values)
 
@@ -119,7 +105,7 @@ _READERS: Mapping[str, Callable[[Any, str], _Rows]] = {
     "polars.Series": _iterated,
     "pyarrow.Table": _of_arrow,
     "pyarrow.RecordBatch": _of_arrow,
-    "pyarrow.RecordBatchReader": _of_arrow_reader,
+    "pyarrow.RecordBatchReader": _of_arrow,
     "pyarrow.Array": _iterated,
     "pyarrow.ChunkedArray": _iterated,
     "numpy.ndarray": _of_numpy,
@@ -168,10 +154,9 @@ def _plain_scalar(value: Any) -> object:
 
 # Parquet files of results.
 
-#: Limits of a group of rows in the file: rows, and bytes of their lines.
-_GROUP_ROWS = 10_000
+_GROUP_ROWS = 10_000  # limits of a group of rows; bytes are those of the lines
 _GROUP_BYTES = 16 * 1024 * 1024
-#: Types of the default columns. `item` and `parsed` are any JSON; a parquet column has one type, so they are JSON text.
+#: Types of the default columns. `json` is any JSON as text, since a parquet column has one type.
 _TYPES = {
     "index": "int64",
     "item": "json",
@@ -183,7 +168,7 @@ _TYPES = {
     "incomplete_answers": "int64",
     "duration": "float64",
 }
-#: Types of chosen columns by the types of their values. Others are JSON text (S-MR-219).
+#: Types of chosen columns by the types of their values. `long`: an int beyond float64. Others are JSON text (S-MR-219).
 _KINDS = {
     frozenset({"str"}): "string",
     frozenset({"bool"}): "bool_",
@@ -193,8 +178,7 @@ _KINDS = {
     frozenset({"float"}): "float64",
     frozenset({"int", "float"}): "float64",
 }
-#: Metadata of a column in the file: whether it is JSON text.
-_JSON = b"json"
+_JSON = b"json"  # metadata of a column: whether it is JSON text
 
 
 def _arrow(module: str, path: Path) -> Any:  # pyarrow is untyped
@@ -211,7 +195,7 @@ def require_arrow(path: Path) -> None:
 
 
 def parquet_row_count(path: Path, what: str = "items file") -> int:
-    """Return the number of rows in the footer of a file. A ValidationError: it is no parquet file."""
+    """Return the number of rows in the footer of a file."""
     parquet = _arrow("pyarrow.parquet", path)
     try:
         return int(parquet.read_metadata(path).num_rows)
@@ -229,10 +213,7 @@ def parquet_rows(path: Path) -> Entries:
 
 
 def pack_lines(lines: Path, path: Path, names: Sequence[str], key: str | None) -> None:
-    """Convert a file of lines to a parquet file with these columns after `index`, and delete it.
-
-    `key` is a column with a field of the items. A RecordError: the lines are kept.
-    """
+    """Convert a file of lines to a parquet file, and delete it. `key` is a column with a field of the items."""
     arrow, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
     types = _find_types(lines, ("index", *names), key)
     schema = arrow.schema(
@@ -266,23 +247,18 @@ def _part_of(path: Path) -> Path:
 
 
 def _find_types(lines: Path, names: Sequence[str], key: str | None) -> dict[str, str]:
-    """Return the types of the columns. The types of chosen columns depend on the values of all rows."""
+    """Return the types of the columns. Types of chosen columns depend on the values of all rows."""
     chosen = {name: set[str]() for name in names if name == key or name not in _TYPES}
     if chosen:
         with lines.open("rb") as file:
             for row in map(json.loads, file):
                 for name, found in chosen.items():
                     if (value := row.get(name)) is not None:
-                        found.add(_name_type(value))
+                        is_far = type(value) is int and abs(value) > 2**53
+                        far = "long" if is_far and -(2**63) <= value < 2**63 else "huge"
+                        found.add(far if is_far else type(value).__name__)
     found_kinds = {name: _KINDS.get(frozenset(found), "json") if found else "string" for name, found in chosen.items()}
     return {name: found_kinds.get(name) or _TYPES[name] for name in names}
-
-
-def _name_type(value: object) -> str:
-    """Return the type of a value. `long`: an int that float64 cannot represent; `huge`: one that int64 cannot represent."""
-    if type(value) is not int or abs(value) <= 2**53:
-        return type(value).__name__
-    return "long" if -(2**63) <= value < 2**63 else "huge"
 
 
 def _groups(lines: Path, types: Mapping[str, str]) -> Iterator[list[dict[str, object]]]:
@@ -311,29 +287,25 @@ def _columns(row: Mapping[str, object], types: Mapping[str, str]) -> dict[str, o
 
 
 def unpack_lines(path: Path, lines: Path) -> None:
-    """Convert a parquet file back to lines, to append to them. The parquet file is kept."""
+    """Convert a parquet file back to lines, to append to them."""
     count = parquet_row_count(path, "results file")
     part = _part_of(lines)
     try:
         schema = _arrow("pyarrow.parquet", path).read_schema(path)
-        texts = [each.name for each in schema if _is_json(each.metadata or {}, each.name)]
+        marks = {each.name: (each.metadata or {}).get(_JSON) for each in schema}
+        # Older files lack the metadata.
+        texts = [name for name, mark in marks.items() if mark == b"1" or (mark is None and _TYPES.get(name) == "json")]
         with part.open("wb") as file:
             for entry in parquet_rows(path) if count else ():
                 _, row = cast("tuple[int, dict[str, Any]]", entry)
-                file.write(json_line({**row, **_values(row, texts, path)}))
+                try:
+                    int(row["index"])
+                    data = {name: None if row[name] is None else json.loads(row[name]) for name in texts}
+                except (KeyError, TypeError, ValueError) as error:
+                    msg = f"results file '{path}' has a row that is none of results; move it away"
+                    raise ValidationError(msg) from error
+                file.write(json_line({**row, **data}))
         part.replace(lines)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise RecordError(f"results file '{lines}' cannot be written: {message_of(error)}", str(lines)) from error
-
-
-def _is_json(metadata: Mapping[bytes, bytes], name: str) -> bool:
-    return metadata[_JSON] == b"1" if _JSON in metadata else _TYPES.get(name) == "json"  # older files lack the metadata
-
-
-def _values(row: Mapping[str, Any], texts: Sequence[str], path: Path) -> dict[str, object]:
-    try:
-        int(row["index"])
-        return {name: None if row[name] is None else json.loads(row[name]) for name in texts}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValidationError(f"results file '{path}' has a row that is none of results; move it away") from error

@@ -1,7 +1,6 @@
 """Read items of `.jsonl` and `.csv` files on demand.
 
-A line that is not an item becomes a refused entry (S-MR-120, S-MR-125). A row that could be read in two ways is refused, never
-guessed (S-MR-196 to S-MR-199).
+A line that is not an item, or that could be read in two ways, becomes a refused entry (S-MR-120, S-MR-125, S-MR-196 to S-MR-199).
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from typing import TextIO
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import Entries, RefusedItem
 
-#: Default encoding of a `.csv` file.
 CSV_ENCODING = "utf-8"
-#: Byte order marks and their encodings. UTF-32 comes first: its mark begins with the mark of UTF-16.
+#: UTF-32 comes first: its mark begins with the mark of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -32,16 +30,11 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-#: Longest field. Python's default is smaller than a document.
-_FIELD_LIMIT = 2**31 - 1
-#: Longest row, characters. A longer one is the rest of a file after a quote that is never closed.
-_ROW_LIMIT = 64 * 1024 * 1024
-#: Possible delimiters of a header, and the rows to read if it contains several of them.
-_DELIMITERS, _SAMPLE = ",;\t|", 20
-#: Error handler that decodes each invalid byte to a lone surrogate, which no encoding produces.
-_MARKING = "ensemble_ray.mark_undecoded"
-#: A field in quotes; a quote inside is doubled.
-_QUOTED_FIELD = re.compile(r'"(?:[^"]++|"")*+"')
+_FIELD_LIMIT = 2**31 - 1  # Python's default is smaller than a document
+_ROW_LIMIT = 64 * 1024 * 1024  # a longer row, in characters, is the rest of a file after a quote that is never closed
+_DELIMITERS, _SAMPLE = ",;\t|", 20  # possible delimiters, and the rows to read if the header contains several
+_MARKING = "ensemble_ray.mark_undecoded"  # decodes each invalid byte to a lone surrogate, which no encoding produces
+_QUOTED_FIELD = re.compile(r'"(?:[^"]++|"")*+"')  # a quote inside is doubled
 _UNDECODED = re.compile("[\udc00-\udcff]")
 _QUOTED = re.compile('"[^"]*"?')
 
@@ -52,7 +45,7 @@ class CsvFile:
 
     Attributes:
         path: The file, with any extension.
-        delimiter: The character between fields; None: the comma, semicolon, tab or bar that the header contains.
+        delimiter: None: the comma, semicolon, tab or bar that the header contains.
         encoding: A codec name of Python. A byte order mark of the file overrides the default.
     """
 
@@ -90,7 +83,7 @@ def count_lines(path: Path) -> int:
 
 
 def loads_line(line: bytes) -> object:
-    """Return the JSON value of a line. A ValueError: the line is not JSON; the text is the reason."""
+    """Return the JSON value of a line. A ValueError has the reason as text."""
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -100,14 +93,10 @@ def loads_line(line: bytes) -> object:
 
 
 def csv_rows(source: CsvFile) -> Entries:
-    """Yield the rows of a `.csv` file as dictionaries by the names in the header. Invalid rows are refused (S-MR-125).
-
-    A ValidationError: the header is invalid, or its delimiter is ambiguous.
-    """
+    """Yield the rows as dictionaries. A ValidationError: the header is invalid, or its delimiter is ambiguous."""
     if csv.field_size_limit() < _FIELD_LIMIT:
         csv.field_size_limit(min(_FIELD_LIMIT, sys.maxsize))
     encoding = _encoding_of(source)
-    # The error handler limits an invalid byte to its row.
     with Path(source.path).open("r", encoding=encoding, errors=_MARKING, newline="") as file:
         rows = _Rows(file)
         delimiter = source.delimiter or _find_delimiter(rows, source)
@@ -149,16 +138,14 @@ def count_csv_rows(source: CsvFile) -> int:
 
 
 class _Rows:
-    """Feeds lines to Python's csv reader. The lines of the current row are kept and can be read again."""
+    """Feeds lines to Python's csv reader, and can feed the lines of the current row again."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._again: deque[str] = deque()
         self._size = 0
-        #: lines of the current row
-        self.lines: list[str] = []
-        #: number of lines before the current row
-        self.passed = 0
+        self.lines: list[str] = []  # of the current row
+        self.passed = 0  # before the current row
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -172,7 +159,7 @@ class _Rows:
         return line
 
     def take(self, count: int | None = None) -> str:
-        """Finish the current row and return its text. With `count` the row is its first lines; the others are read again."""
+        """Finish the row, with `count` after so many lines, and return its text."""
         lines, again = (self.lines, []) if count is None else (self.lines[:count], self.lines[count:])
         self._again.extendleft(reversed(again))
         self.lines, self._size = [], 0
@@ -307,7 +294,6 @@ def _undecoded_problem(row: list[str], header: list[str], encoding: str) -> str:
 
 
 def _quote_problem(text: str, delimiter: str, header: list[str] | None) -> str:
-    """Return the column with wrong quotes, and the mistake."""
     column = position = 0
     is_open = False
     while position < len(text):

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 from ensemble_ray.errors import ValidationError
 
-#: Packages of the extra `studio`.
 _NEEDED = ("fastapi", "uvicorn", "websockets", "sse_starlette", "graphlay")
 
 
@@ -14,6 +13,5 @@ def check_installed(name: str) -> None:
     """Check that the packages of the extra `studio` are installed."""
     lacking = [package for package in _NEEDED if find_spec(package) is None]
     if lacking:
-        raise ValidationError(
-            f"{name} needs packages that are not installed ({', '.join(lacking)}): pip install 'ensemble-ray[studio]'"
-        )
+        msg = f"{name} needs packages that are not installed ({', '.join(lacking)}): pip install 'ensemble-ray[studio]'"
+        raise ValidationError(msg)

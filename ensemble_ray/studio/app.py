@@ -1,7 +1,4 @@
-"""The application of studio: the page and its data. It can be mounted alone, in a dashboard, or in an endpoint.
-
-It has no OpenAPI pages, because these load files from other servers.
-"""
+"""The application of studio: the page and its data. It has no OpenAPI pages, since these load files from other servers."""
 
 from __future__ import annotations
 
@@ -28,32 +25,14 @@ from sse_starlette import ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from ensemble_ray import errors
 from ensemble_ray.access.keys import Right
-from ensemble_ray.errors import (
-    EnsembleError,
-    IllegalStateError,
-    RecordError,
-    ReviewDecidedError,
-    RunExistsError,
-    ValidationError,
-    message_of,
-)
 from ensemble_ray.events import Event, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.process.concurrency import bridge, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.following import LiveEvents
-from ensemble_ray.studio import schemas
+from ensemble_ray.studio import http_server, schemas
 from ensemble_ray.studio.documents import FOLDER, FilesFolder, FlowView, in_script, single_file
-from ensemble_ray.studio.http_server import (
-    EventAnswer,
-    Guard,
-    LocalGuard,
-    ResponseHeaders,
-    StudioRefusal,
-    Visitor,
-    disconnect,
-    not_found,
-)
 from ensemble_ray.studio.local_actions import StudioActions
 from ensemble_ray.studio.processes import RunProcesses
 from ensemble_ray.studio.reading import StudioReader
@@ -61,33 +40,24 @@ from ensemble_ray.studio.run_list import RunSearch
 from ensemble_ray.studio.views.step_detail import cut_detail, text_of
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
-#: Most exports and files that are written and sent at the same time (S-STU-175).
-_MOST_DOCUMENTS = 4
+_MOST_DOCUMENTS = 4  # exports and files that are sent at the same time (S-STU-175)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studio:
-    """The parts that serve one page."""
-
     reader: StudioReader
-    #: name of the place, for people
     title: str
-    guard: Guard = field(default_factory=LocalGuard)
-    #: None: the page only reads
-    actions: StudioActions | None = None
-    #: the actions that the page offers
+    guard: http_server.Guard = field(default_factory=http_server.LocalGuard)
+    actions: StudioActions | None = None  # None: read only
     offers: tuple[schemas.Action, ...] = ("cancel", "resume", "fork", "decide")
     read_only_reason: str | None = None
-    #: None: the page shows no processes
     processes: RunProcesses | None = None
-    #: returns the live events of a run of this process; None: there are no live events
-    live: Callable[[str], LiveEvents | None] | None = None
-    #: a folder with graphs and traces; None: no folder
+    live: Callable[[str], LiveEvents | None] | None = None  # live events of a run of this process
     files: FilesFolder | None = None
-    #: held while studio writes and sends an export or a file
+    #: held by an export or a file
     documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
-    def info(self, visitor: Visitor) -> schemas.StudioInfo:
+    def info(self, visitor: http_server.Visitor) -> schemas.StudioInfo:
         return schemas.StudioInfo(
             version=version("ensemble-ray"),
             actions=list(self.offers) if self.actions is not None else [],
@@ -110,7 +80,7 @@ StudioDependency = Annotated[Studio, Depends(_studio_of)]
 
 
 def json_text(value: BaseModel) -> str:
-    """Return a value as one line of JSON, for any text in it."""
+    """Return one line of JSON, for any text."""
     try:
         return value.model_dump_json(by_alias=True)
     except (PydanticSerializationError, UnicodeEncodeError):  # half of a surrogate pair, in an id
@@ -122,31 +92,37 @@ def answer(value: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
-    (ReviewDecidedError, HTTPStatus.CONFLICT),
-    (RunExistsError, HTTPStatus.CONFLICT),
-    (IllegalStateError, HTTPStatus.CONFLICT),
-    (RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
-    (ValidationError, HTTPStatus.BAD_REQUEST),
-    (EnsembleError, HTTPStatus.BAD_GATEWAY),
+    (errors.ReviewDecidedError, HTTPStatus.CONFLICT),
+    (errors.RunExistsError, HTTPStatus.CONFLICT),
+    (errors.IllegalStateError, HTTPStatus.CONFLICT),
+    (errors.RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (errors.ValidationError, HTTPStatus.BAD_REQUEST),
+    (errors.EnsembleError, HTTPStatus.BAD_GATEWAY),
 )
-#: Places in the name of an error class before which its code has a `_`.
-_WORD = re.compile(r"(?<!^)(?<![A-Z])(?=[A-Z])")
+_WORD = re.compile(r"(?<!^)(?<![A-Z])(?=[A-Z])")  # where the code of an error class has a `_`
 
 
 def add_failure_handlers(app: FastAPI) -> None:
-    """Add an error handler that answers every failure in one form."""
-    for kind in (StudioRefusal, EnsembleError, IllegalStateError, RequestValidationError, HTTPException, Exception):
+    """Answer every failure in one form."""
+    for kind in (
+        http_server.StudioRefusal,
+        errors.EnsembleError,
+        errors.IllegalStateError,
+        RequestValidationError,
+        HTTPException,
+        Exception,
+    ):
         app.add_exception_handler(kind, _answer_failure)
 
 
 def _answer_failure(request: Request, error: Exception) -> JSONResponse:
     name, path = "InvalidRequest", request.url.path[:200]
     match error:
-        case StudioRefusal(status=status, code=code, message=message):
+        case http_server.StudioRefusal(status=status, code=code, message=message):
             pass
-        case EnsembleError() | IllegalStateError():
+        case errors.EnsembleError() | errors.IllegalStateError():
             status = next(status for kind, status in _STATUS if isinstance(error, kind))
-            name, message = type(error).__name__, message_of(error)
+            name, message = type(error).__name__, errors.message_of(error)
             code = _WORD.sub("_", name).upper()
         case RequestValidationError():
             status, code = HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST"
@@ -164,9 +140,7 @@ def _answer_failure(request: Request, error: Exception) -> JSONResponse:
 
 
 router = APIRouter()
-#: Interval of the checks of a follower's key, which may be revoked, s.
-_ADMITTED_S = 10.0
-#: Interval at which a stream reads the record, s.
+_ADMITTED_S = 10.0  # interval of the checks of a key, which may be revoked
 _POLL_S = 0.3
 _POSITION = re.compile("[0-9]{1,18}")
 
@@ -184,11 +158,11 @@ async def get_live(
     await bridge(studio.reader.run(run_id, visitor))  # refuses an unknown run before the stream begins
     begin = int(last_event_id) if last_event_id and _POSITION.fullmatch(last_event_id) else after
     live = None if studio.live is None else studio.live(run_id)
-    return EventAnswer(_stream(studio, request, run_id, visitor=visitor, after=begin, live=live))
+    return http_server.EventAnswer(_stream(studio, request, run_id, visitor=visitor, after=begin, live=live))
 
 
 async def _stream(
-    studio: Studio, request: Request, run_id: str, *, visitor: Visitor, after: int, live: LiveEvents | None
+    studio: Studio, request: Request, run_id: str, *, visitor: http_server.Visitor, after: int, live: LiveEvents | None
 ) -> AsyncGenerator[ServerSentEvent]:
     stamp, tokens, admitted_at = None, 0, time.monotonic()
     while True:
@@ -196,7 +170,7 @@ async def _stream(
             try:
                 visitor = await studio.guard.admit(request, Right.READ, is_counted=False)
                 await bridge(studio.reader.check_visible(run_id, visitor))
-            except StudioRefusal:
+            except http_server.StudioRefusal:
                 return  # the next request with that key gets the reason
             admitted_at = time.monotonic()
         look = await bridge(studio.reader.look(run_id, visitor, after=after, stamp=stamp))
@@ -241,10 +215,12 @@ async def get_resume_preview(run_id: str, studio: StudioDependency, request: Req
 
 @router.get("/runs/{run_id}/fork-preview")
 async def get_fork_preview(run_id: str, studio: StudioDependency, request: Request, *, spec: _Spec) -> Response:
-    """Preview a fork. This loads the team."""
+    """This loads the team."""
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     if request.headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
-        raise StudioRefusal(HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Another site's page may not ask this")
+        raise http_server.StudioRefusal(
+            HTTPStatus.FORBIDDEN, "ORIGIN_NOT_ALLOWED", "Another site's page may not ask this"
+        )
     return answer(await bridge(actions.preview_fork(run_id, spec)))
 
 
@@ -275,26 +251,26 @@ async def post_decision(
     return answer(await bridge(actions.decide(run_id, gate_id, decision, by=visitor.name)))
 
 
-async def _actions(studio: Studio, request: Request, right: Right, run_id: str) -> tuple[StudioActions, Visitor]:
+async def _actions(
+    studio: Studio, request: Request, right: Right, run_id: str
+) -> tuple[StudioActions, http_server.Visitor]:
     visitor = await studio.guard.admit(request, right)
     if studio.actions is None:
         reason = studio.read_only_reason or "This page only shows runs"
-        raise StudioRefusal(HTTPStatus.FORBIDDEN, "READ_ONLY", reason)
+        raise http_server.StudioRefusal(HTTPStatus.FORBIDDEN, "READ_ONLY", reason)
     await bridge(studio.reader.check_visible(run_id, visitor))
     return studio.actions, visitor
 
 
 _PIECE_BYTES = 65_536
-#: A client that reads no piece for this long is disconnected, s.
-_STALLED_S = 60.0
-#: Lowest average rate of a client after that time. A slower client is disconnected.
-_LEAST_BYTES_PER_S = 65_536
+_STALLED_S = 60.0  # a client that reads no piece for so long is disconnected
+_LEAST_BYTES_PER_S = 65_536  # lowest average rate after that time
 
 
 class SpooledAnswer(Response):
     """Writes the body to an unnamed file and sends it in pieces: a slow client holds one piece in memory.
 
-    `Studio.documents` limits the number of concurrent answers. Studio refuses more with 429.
+    `Studio.documents` limits the concurrent answers.
     """
 
     def __init__(
@@ -315,7 +291,7 @@ class SpooledAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._slots.locked():
             text = "Too many exports and files are being sent. What to do: try again when one of them has ended"
-            raise StudioRefusal(HTTPStatus.TOO_MANY_REQUESTS, "TOO_MANY_EXPORTS", text)
+            raise http_server.StudioRefusal(HTTPStatus.TOO_MANY_REQUESTS, "TOO_MANY_EXPORTS", text)
         async with self._slots:
             with tempfile.TemporaryFile(prefix="ensemble-ray-") as file:
                 await self._write(file)
@@ -325,7 +301,7 @@ class SpooledAnswer(Response):
                 try:
                     await self._send(file, send)
                 except TimeoutError:
-                    await disconnect(scope, receive)
+                    await http_server.disconnect(scope, receive)
 
     async def _send(self, file: IO[bytes], send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -341,8 +317,7 @@ class SpooledAnswer(Response):
             latest_at += len(piece) / _LEAST_BYTES_PER_S
 
 
-#: Most steps with details in an export. Failed steps come first, then the first steps.
-_MOST_DETAILS = 2000
+_MOST_DETAILS = 2000  # steps with details in an export; failed steps come first
 
 
 class ExportedFlows(schemas.StudioSchema):
@@ -351,7 +326,7 @@ class ExportedFlows(schemas.StudioSchema):
 
 
 class ExportedRun(schemas.StudioSchema):
-    """An export without `details`, which has the details by step with full texts."""
+    """An export without its last member `details`: full details by step."""
 
     version: str
     exported_at: schemas.Millis
@@ -363,9 +338,12 @@ class ExportedRun(schemas.StudioSchema):
 
 
 async def write_run(
-    reader: StudioReader, run_id: str, visitor: Visitor, info: schemas.StudioInfo, write: Callable[[str], object]
+    reader: StudioReader,
+    run_id: str,
+    visitor: http_server.Visitor,
+    info: schemas.StudioInfo,
+    write: Callable[[str], object],
 ) -> None:
-    """Write a run as one JSON document."""
     run = await reader.run(run_id, visitor)
     steps = (await reader.steps(run_id, visitor, after=0)).steps
     begun = [each for each in steps if each.started_at is not None and not each.is_unit]
@@ -412,22 +390,18 @@ async def get_export(
     *,
     form: Annotated[Literal["html", "json"], Query(alias="format")] = "html",
 ) -> Response:
-    """Return a run as one document: JSON, or a page that opens without a server."""
+    """JSON, or a page that opens without a server."""
     visitor = await studio.guard.admit(request, Right.READ)
     is_page = form == "html"
 
     async def write(file: IO[bytes]) -> None:
         head, tail = await threads.run(single_file, f"Run {run_id}") if is_page else ("", "")
         file.write(head.encode())
-        await bridge(
-            write_run(
-                studio.reader,
-                run_id,
-                visitor,
-                studio.info(visitor),
-                lambda piece: file.write((in_script(piece) if is_page else piece).encode()),
-            )
-        )
+
+        def write_piece(piece: str) -> None:
+            file.write((in_script(piece) if is_page else piece).encode())
+
+        await bridge(write_run(studio.reader, run_id, visitor, studio.info(visitor), write_piece))
         file.write(tail.encode())
 
     name = re.sub("[^A-Za-z0-9._-]", "_", run_id)[:128]
@@ -452,16 +426,15 @@ async def get_file(name: str, studio: StudioDependency, request: Request) -> Res
 
 
 async def _folder(studio: Studio, request: Request) -> FilesFolder:
-    """Return the folder. It needs access to all runs, since a file does not name its team."""
+    """A file does not name its team, so the visitor needs access to all runs."""
     visitor = await studio.guard.admit(request, Right.READ)
     if studio.files is None or not visitor.sees_all:
-        raise not_found("folder", "files")
+        raise http_server.not_found("folder", "files")
     return studio.files
 
 
 _Short = Annotated[str, Query(max_length=1000)]
 _MILLIS_DIGITS = 11
-#: Longer texts are sent from a file.
 _LONG_BYTES = 1_048_576
 
 
@@ -517,7 +490,7 @@ async def get_text(run_id: str, step_id: str, studio: StudioDependency, request:
     visitor = await studio.guard.admit(request, Right.READ)
     text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
     if text is None:
-        raise not_found("text", field)
+        raise http_server.not_found("text", field)
     body = whole_text(text).encode()
     if len(body) <= _LONG_BYTES:
         return PlainTextResponse(body)
@@ -542,24 +515,23 @@ async def get_reviews(studio: StudioDependency, request: Request) -> Response:
 
 @router.get("/actors")
 async def get_actors(studio: StudioDependency, request: Request) -> Response:
-    visitor = await studio.guard.admit(request, Right.READ)
-    return await _get_processes(studio, visitor, None)
+    return await _get_processes(studio, request, None)
 
 
 @router.get("/runs/{run_id}/actors")
 async def get_actors_of_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    return await _get_processes(studio, request, run_id)
+
+
+async def _get_processes(studio: Studio, request: Request, run_id: str | None) -> Response:
     visitor = await studio.guard.admit(request, Right.READ)
-    return await _get_processes(studio, visitor, run_id)
-
-
-async def _get_processes(studio: Studio, visitor: Visitor, run_id: str | None) -> Response:
     if studio.processes is None:
         return answer(schemas.Actors(note="This page shows no processes"))
     return answer(await bridge(studio.processes.actors(visitor, run_id)))
 
 
 def _instant(text: str) -> float:
-    """Parse an instant, in ms of Unix time or as a date; 0: the text is empty."""
+    """Parse ms of Unix time, or a date; 0: the text is empty."""
     if not text.strip():
         return 0.0
     try:
@@ -567,11 +539,8 @@ def _instant(text: str) -> float:
             return int(text) / 1000
         found = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
-        raise StudioRefusal(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "INVALID_REQUEST",
-            "since: neither ms of Unix time nor a date such as 2026-01-31",
-        ) from None
+        text = "since: neither ms of Unix time nor a date such as 2026-01-31"
+        raise http_server.StudioRefusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
@@ -584,7 +553,7 @@ _TYPES = {
     ".ico": "image/x-icon",
     ".webmanifest": "application/manifest+json",
 }
-#: Allows only scripts, styles and connections of this origin, and no inline code.
+#: Scripts, styles and connections of this origin, and no inline code.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -604,7 +573,7 @@ def page_router(folder: Path = FOLDER) -> APIRouter:
         name = request.path_params.get("name", "") or "index.html"
         path = files.get(name)
         if path is None:
-            raise not_found("page", name)
+            raise http_server.not_found("page", name)
         content = await asyncio.to_thread(path.read_bytes)
         tag = f'"{sha256(content).hexdigest()[:32]}"'
         headers = {"cache-control": "no-cache", "etag": tag, "content-security-policy": POLICY}
@@ -618,20 +587,20 @@ def page_router(folder: Path = FOLDER) -> APIRouter:
 
 
 def mount_studio(app: FastAPI, studio: Studio, base: str = "") -> None:
-    """Add the data of the page to an application, at `BASE/api/studio`."""
+    """Add the data of the page, at `BASE/api/studio`."""
     data = FastAPI(title="studio", openapi_url=None, docs_url=None, redoc_url=None)
     data.state.studio = studio
     add_failure_handlers(data)
     data.include_router(router)
-    app.mount(f"{base}/api/studio", ResponseHeaders(data, policy=POLICY))
+    app.mount(f"{base}/api/studio", http_server.ResponseHeaders(data, policy=POLICY))
 
 
 def mount_page(app: FastAPI, base: str = "") -> None:
-    """Add the files of the page to an application, at `BASE/`. Mount them last at the root: they answer every path."""
+    """Add the files of the page, at `BASE/`. Mount them last at the root: they answer every path."""
     page = FastAPI(title="page", openapi_url=None, docs_url=None, redoc_url=None)
     add_failure_handlers(page)
     page.include_router(page_router())
-    app.mount(base or "/", ResponseHeaders(page, policy=POLICY))
+    app.mount(base or "/", http_server.ResponseHeaders(page, policy=POLICY))
 
 
 def studio_app(studio: Studio) -> FastAPI:

@@ -32,7 +32,6 @@ from ensemble_ray.visualization.flow import Flow, FlowNode, flow_data, place_flo
 from ensemble_ray.visualization.layout import Layout
 from ensemble_ray.visualization.ran import ran_flow
 
-#: Folder of the files of the page.
 FOLDER = Path(__file__).parent / "page"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"(\.[^\"]*)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) ([A-Za-z_]\w*)", re.MULTILINE)
@@ -44,8 +43,8 @@ _SCRIPT = re.compile(r"<script type=\"module\" src=\"([^\"]+)\">")
 def single_file(title: str) -> tuple[str, str]:
     """Return the HTML before and after the JSON of the run. The file loads no other resource.
 
-    `js/source/file.js` reads the JSON, which must pass through `in_script`. The policy allows the one script and the one style
-    of the file by their hashes.
+    `js/source/file.js` reads the JSON, which must pass through `in_script`. The policy allows one script and one style by
+    their hashes.
     """
     index = (FOLDER / "index.html").read_text(encoding="utf-8")
     style = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in _STYLE.findall(index))
@@ -82,10 +81,7 @@ def single_file(title: str) -> tuple[str, str]:
 
 
 def _modules(name: PurePosixPath, done: list[PurePosixPath]) -> Iterator[str]:
-    """Yield each module once, after its imports, as a function that returns its exports.
-
-    A function hides the names of a module from the other modules. Modules may only import names from each other.
-    """
+    """Yield each module once, after its imports, as a function that returns its exports and hides its other names."""
     if name in done:
         return
     done.append(name)
@@ -115,19 +111,16 @@ def _hash(text: str) -> str:
 
 
 def in_script(data: str) -> str:
-    """Escape JSON, so that an HTML parser finds no end of the script and no comment in it."""
+    """Escape JSON, so that an HTML parser finds no end of the script and no comment."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-#: Most files in a list; the newest changes win.
-_MOST_FILES = 1000
-#: Largest file that is read, bytes.
+_MOST_FILES = 1000  # the newest changes win
 _LARGEST_BYTES = 268_435_456
 _MIB = 1_048_576
 _WHAT_TO_DO = "What to do: put here what 'plan --dag', 'export_dag', 'export_trace' or 'Export' wrote"
 
-#: Changes when the file changes: modification time, size, inode.
-_Stamp = tuple[int, int, int]
+_Stamp = tuple[int, int, int]  # modification time, size, inode
 
 
 class FilesFolder:
@@ -140,7 +133,7 @@ class FilesFolder:
         self._known: dict[str, tuple[_Stamp, FileEntry]] = {}
 
     def files(self) -> FileList:
-        """Return the current files of the folder, the last changed first; blocking."""
+        """The last changed first; blocking."""
         try:
             entries: list[tuple[str, os.stat_result]] = []
             with os.scandir(self._folder) as found:
@@ -149,9 +142,8 @@ class FilesFolder:
                         if _is_meant(each.name):
                             entries.append((each.name, each.stat(follow_symlinks=False)))
         except OSError as error:
-            raise StudioRefusal(
-                HTTPStatus.CONFLICT, "FOLDER_UNREADABLE", f"{self._folder}: {error.strerror or error}"
-            ) from error
+            text = f"{self._folder}: {error.strerror or error}"
+            raise StudioRefusal(HTTPStatus.CONFLICT, "FOLDER_UNREADABLE", text) from error
         entries = [(name, state) for name, state in entries if not stat.S_ISDIR(state.st_mode)]
         entries.sort(key=lambda each: (-each[1].st_mtime_ns, each[0]))
         kept, left_out = entries[:_MOST_FILES], len(entries[_MOST_FILES:])
@@ -161,24 +153,24 @@ class FilesFolder:
         return FileList(folder=str(self._folder), files=files, left_out=left_out)
 
     def _entry(self, name: str, state: os.stat_result, known: dict[str, tuple[_Stamp, FileEntry]]) -> FileEntry:
-        """Return the entry of a file. An unchanged file keeps its entry."""
+        """An unchanged file keeps its entry."""
         found = known.get(name)
         if found is not None and found[0] == _stamp(state):
             return found[1]
         entry = FileEntry(name=name, kind=None, size_bytes=state.st_size, modified_at=state.st_mtime_ns // 1_000_000)
         if not stat.S_ISREG(state.st_mode):
-            return entry.model_copy(
-                update={"problem": "A link, or no file: only files of the folder itself are opened"}
-            )
+            found_out: dict[str, object] = {"problem": "A link, or no file: only files of the folder itself are opened"}
+            return entry.model_copy(update=found_out)
         try:
-            return entry.model_copy(update=_describe(name, self._read(name)))
+            found_out = _describe(name, self._read(name))
         except OSError as error:
-            return entry.model_copy(update={"problem": error.strerror or str(error)})
+            found_out = {"problem": error.strerror or str(error)}
         except ValidationError as error:
-            return entry.model_copy(update={"problem": message_of(error)})
+            found_out = {"problem": message_of(error)}
+        return entry.model_copy(update=found_out)
 
     def content(self, name: str) -> bytes:
-        """Return the content of a file; blocking."""
+        """Blocking."""
         if not _is_meant(name) or "/" in name:
             raise not_found("file", name)
         try:
@@ -191,8 +183,8 @@ class FilesFolder:
         return content
 
     def _read(self, name: str) -> bytes:
-        """Return a file's content. An error reports a missing file, a link, a folder, a pipe or a too large file."""
-        # O_NOFOLLOW: a link leads out of the folder. O_NONBLOCK: a pipe without a writer blocks.
+        """An error reports a missing or too large file, a link, a folder or a pipe."""
+        # A link leads out of the folder; a pipe without a writer blocks.
         opened = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(opened, "rb") as file:  # noqa: PTH123  a descriptor
             state = os.fstat(file.fileno())
@@ -204,7 +196,7 @@ class FilesFolder:
 
 
 def _is_meant(name: str) -> bool:
-    """Whether the name of a file is supported. A URL must be able to contain it."""
+    """A URL must be able to contain the name."""
     return name.endswith(".json") and name.isprintable()
 
 
@@ -228,7 +220,7 @@ def _kind_of(name: str, content: bytes) -> tuple[FileKind, dict[str, object]]:
 
 
 def _describe(name: str, content: bytes) -> dict[str, object]:
-    """Return fields of `FileEntry`: the kind, the number of tasks, the problem."""
+    """Return fields of `FileEntry`."""
     kind, fields = _kind_of(name, content)
     told: dict[str, object] = {"kind": kind}
     try:  # an incomplete file is shown as far as possible, with its problem (S-VIZ-77)
@@ -242,11 +234,11 @@ def _describe(name: str, content: bytes) -> dict[str, object]:
                 told |= {"duration_ms": round(trace.total_duration.total_seconds() * 1000)}
             case "run":
                 run, steps = cast("dict[str, object]", fields["run"]), fields["steps"]
+                spent = run.get("duration_ms")
                 told |= {
                     "workflow": str(run.get("workflow", "")),
                     "tasks": len(steps) if isinstance(steps, list) else 0,
                 }
-                spent = run.get("duration_ms")
                 told |= {"duration_ms": spent if isinstance(spent, int) else None}
     except ValidationError as error:
         told["problem"] = message_of(error)
@@ -254,7 +246,6 @@ def _describe(name: str, content: bytes) -> dict[str, object]:
 
 
 FlowView = Literal["declared", "ran"]
-#: Most layouts in the cache.
 _KEPT = 64
 
 
@@ -270,7 +261,7 @@ class FlowDrawer:
     ) -> FlowSchema:
         """Return the graph of a run, as declared or as it ran; blocking. A run that creates its tasks has no declared graph.
 
-        The first fact of the run contains the plan. The trace of its graph marks the edges that the run followed.
+        The trace marks the edges that the run followed.
         """
         plan = recorded_plan(header.plan) if header.plan and not header.is_dynamic else None
         if view == "declared" and plan is not None:
@@ -291,7 +282,7 @@ class FlowDrawer:
         return FlowSchema.model_validate(flow_data(graph, self._place(graph)))
 
     def _place(self, graph: Flow) -> Layout:
-        """Return a layout. Graphs with the same nodes and edges share it."""
+        """Graphs with the same nodes and edges share a layout."""
         key = (
             tuple((node.id, node.group) for node in graph.nodes),
             tuple((edge.source, edge.target, edge.label, edge.is_back) for edge in graph.edges),

@@ -22,38 +22,23 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ensemble_ray.access.admission import (
-    Admission,
-    Admitted,
-    Credentials,
-    KeyPolicy,
-    headers_of,
-    host_name,
-    is_allowed_origin,
-    is_loopback,
-)
+from ensemble_ray.access import admission
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.access.keys import ApiKey, Right, digest_of, is_key
 from ensemble_ray.definition.fields import Origin
-from ensemble_ray.errors import (
-    EnsembleError,
-    ValidationError,
-)
+from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process.concurrency import abandon, new_lock, track
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio import check_installed
 
-#: Extension of the scope of a request: aborts the connection and drops unsent data.
-_ABORT = "ensemble_ray.abort"
+_ABORT = "ensemble_ray.abort"  # extension of a scope: aborts the connection and drops unsent data
 
-#: Grace period for open responses when the server stops, s.
-_CLOSING_S = 1.0
-#: Longest wait for a start or a stop, s. Only a starved process needs that long.
-_PATIENCE_S = 30.0
-#: Longest message of a client, bytes: the edited output of a review.
-_MESSAGE_BYTES = 8_388_608
+_CLOSING_S = 1.0  # for open responses when the server stops
+_PATIENCE_S = 30.0  # for a start or a stop; only a starved process needs that long
+_MESSAGE_BYTES = 8_388_608  # the edited output of a review
 
 
 class HttpServer:
@@ -69,7 +54,7 @@ class HttpServer:
             host: A name or an address of this machine, IPv6 with or without brackets.
             port: 0: any free port.
             name: Name in errors and of the thread, such as `dashboard`.
-            on_stop: Called on the loop of the server when it stops, before it closes connections.
+            on_stop: Called on the loop of the server before it closes connections.
         """
         self._app = app
         self._host = host.removeprefix("[").removesuffix("]")
@@ -81,7 +66,7 @@ class HttpServer:
         track(self)
 
     def after_fork(self) -> None:
-        """Close the port of the parent. Otherwise the port stays in use as long as the child lives."""
+        """Close the port of the parent, which would stay in use as long as the child lives."""
         if self._running is not None:
             abandon(self._running)
             self._running[3].close()
@@ -89,23 +74,28 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port at which it listens; -1 while it does not."""
+        """-1 while it does not listen."""
         running = self._running
         return -1 if running is None else running[2]
 
     def start(self) -> None:
-        """Listen and serve. No effect if the server already runs."""
+        """No effect if the server already runs."""
         with self._lock:
             if self._running is not None:
                 return
             check_installed(f"The {self._name}")
-            server_class = _server_class()
             opened = self._listen()
             started = threading.Event()
-            server = server_class(self._app, started.set, self._on_stop)
-            thread = threading.Thread(
-                target=_serve, args=(server, opened, started), name=f"ensemble-ray-{self._name}", daemon=True
-            )
+            server = _Server(self._app, started.set, self._on_stop)
+
+            def serve() -> None:
+                try:
+                    asyncio.run(server.serve(sockets=[opened]))
+                finally:
+                    opened.close()
+                    started.set()  # also after a failed start
+
+            thread = threading.Thread(target=serve, name=f"ensemble-ray-{self._name}", daemon=True)
             port = int(opened.getsockname()[1])
             thread.start()
             if not started.wait(_PATIENCE_S) or not server.started:
@@ -115,7 +105,7 @@ class HttpServer:
             self._running = server, thread, port, opened
 
     def stop(self) -> None:
-        """Close all connections and stop listening. No effect if the server does not run."""
+        """Close all connections and stop listening."""
         with self._lock:
             running, self._running = self._running, None
             if running is not None:
@@ -141,16 +131,8 @@ class HttpServer:
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
 
-def _serve(server: uvicorn.Server, opened: socket.socket, started: threading.Event) -> None:
-    try:
-        asyncio.run(server.serve(sockets=[opened]))
-    finally:
-        opened.close()
-        started.set()  # also after a failed start
-
-
 async def disconnect(scope: Scope, receive: Receive) -> None:
-    """Abort the connection of a request. A close would wait until the client has read all buffered data."""
+    """Abort the connection. A close would wait until the client has read all buffered data."""
     abort = scope.get("extensions", {}).get(_ABORT)
     if abort is None:
         return  # another server closes the connection of an unfinished answer
@@ -175,48 +157,39 @@ class _Abortable(asyncio.Protocol):
         self.app = serve
 
 
-def _server_class() -> Callable[[ASGIApp, Callable[[], None], Callable[[], None] | None], uvicorn.Server]:
-    import uvicorn
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+class _Server(uvicorn.Server):
+    """Reports when it listens, and cancels open requests when it stops."""
 
-    protocol = type("AbortableProtocol", (_Abortable, AutoHTTPProtocol), {})
+    def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_stop: Callable[[], None] | None) -> None:
+        config = uvicorn.Config(
+            app,
+            http=type("AbortableProtocol", (_Abortable, AutoHTTPProtocol), {}),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws_max_size=_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
+            timeout_graceful_shutdown=int(_PATIENCE_S),
+        )
+        super().__init__(config)
+        self._on_start, self._on_stop = on_start, on_stop
 
-    class Server(uvicorn.Server):
-        """Reports when it listens, and cancels open requests when it stops."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
-        def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_stop: Callable[[], None] | None) -> None:
-            config = uvicorn.Config(
-                app,
-                http=protocol,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                ws_max_size=_MESSAGE_BYTES,
-                ws_per_message_deflate=False,
-                timeout_graceful_shutdown=int(_PATIENCE_S),
-            )
-            super().__init__(config)
-            self._on_start = on_start
-            self._on_stop = on_stop
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            self._on_start()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if self._on_stop is not None:
-                self._on_stop()
-            if self.server_state.tasks:
-                await asyncio.wait(set(self.server_state.tasks), timeout=_CLOSING_S)
-            for task in set(self.server_state.tasks):
-                task.cancel()
-            await super().shutdown(sockets)
-
-    return Server
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_stop is not None:
+            self._on_stop()
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=_CLOSING_S)
+        for task in set(self.server_state.tasks):
+            task.cancel()
+        await super().shutdown(sockets)
 
 
-#: Default headers. A route can set other values, such as the policy of a page with scripts.
+#: A route can set other values.
 HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -228,7 +201,7 @@ HEADERS = {
 
 
 class ResponseHeaders:
-    """Adds headers to all answers of an application, including refusals. `policy` is the policy of its pages."""
+    """Adds headers to all answers, including refusals. `policy` is the policy of its pages."""
 
     def __init__(self, app: ASGIApp, *, policy: str = HEADERS["content-security-policy"]) -> None:
         self._app = app
@@ -254,15 +227,14 @@ def refuse(status: HTTPStatus, code: str, message: str) -> JSONResponse:
     return JSONResponse(failure, status_code=status, headers={**HEADERS, "connection": "close"})
 
 
-#: Inputs are template values and items of a map-reduce. Larger data belongs in a file.
-DEFAULT_MAX_BODY_BYTES = 8_388_608
-#: The server reads and drops this much beyond the limit: a client that is refused while it sends often loses the answer.
+DEFAULT_MAX_BODY_BYTES = 8_388_608  # larger data belongs in a file
+#: The server drops so much beyond the limit: a client that is refused while it sends often loses the answer.
 _DISCARDED_BYTES = 8_388_608
 _LONGEST_NUMBER = 30
 
 
 class BodyLimit:
-    """Reads the body of a request before the application does, up to a limit. The application receives it in one piece."""
+    """Reads the body before the application does, up to a limit. The application receives it in one piece."""
 
     def __init__(
         self,
@@ -279,7 +251,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = max((body_length(each) for each in headers_of(scope, b"content-length")), default=0)
+        announced = max((body_length(each) for each in admission.headers_of(scope, b"content-length")), default=0)
         body = None if announced > self._max_bytes + _DISCARDED_BYTES else await self._body(receive)
         if body is None:
             await self._refusal(self._max_bytes)(scope, receive, send)
@@ -291,7 +263,7 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _body(self, receive: Receive) -> list[Message] | None:
-        """Return the body in one message, and a disconnect if there was one; None: the body is too long."""
+        """Return the body in one message, and a disconnect if there was one; None: it is too long."""
         parts = bytearray()
         length = 0
         while True:
@@ -312,7 +284,7 @@ class BodyLimit:
 
 
 def too_long(limit: int) -> tuple[HTTPStatus, str, str]:
-    """Return status, code and text of the refusal of a body over the limit."""
+    """Return status, code and text of the refusal."""
     text = f"The body is longer than {limit:,} bytes. What to do: send less"
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", text
 
@@ -328,7 +300,6 @@ _log = bounded_logger(__name__)
 class LoopbackCheck:
     """Refuses requests for a host other than loopback, and requests from pages of other sites.
 
-    Browsers send the origin of a page with its requests; programs send none.
     WebSockets check their `Origin` themselves, to report the reason on the connection (S-WEB-71).
     """
 
@@ -339,16 +310,16 @@ class LoopbackCheck:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        hosts = headers_of(scope, b"host")
-        host = host_name(hosts[0]) if len(hosts) == 1 else None
-        if host is None or not is_loopback(host):
+        hosts = admission.headers_of(scope, b"host")
+        host = admission.host_name(hosts[0]) if len(hosts) == 1 else None
+        if host is None or not admission.is_loopback(host):
             shown = ", ".join(hosts) or "none"
             _log.warning("Refused a request for the host '%.200s'", shown)
             text = f"The host '{shown[:200]}' is not served here: use localhost or 127.0.0.1"
             await _refuse("HOST_NOT_SERVED", text, scope, receive, send)
-        elif scope["type"] == "http" and not is_allowed_origin(scope):
+        elif scope["type"] == "http" and not admission.is_allowed_origin(scope):
             text = "Origin not allowed: only pages of this machine may ask here"
-            _log.warning("Refused a request from the page '%.200s'", ", ".join(headers_of(scope, b"origin")))
+            _log.warning("Refused a request from the page '%.200s'", ", ".join(admission.headers_of(scope, b"origin")))
             await _refuse("ORIGIN_NOT_ALLOWED", text, scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -362,7 +333,7 @@ async def _refuse(code: str, message: str, scope: Scope, receive: Receive, send:
 
 
 class StudioRefusal(Exception):  # noqa: N818  no defect: an answer
-    """Refuses a request: studio answers with a failure, as in `FailureSchema` (S-STU-40)."""
+    """Studio answers with a failure, as in `FailureSchema` (S-STU-40)."""
 
     def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
         super().__init__(status, code, message)
@@ -370,7 +341,6 @@ class StudioRefusal(Exception):  # noqa: N818  no defect: an answer
 
 
 def not_found(what: str, name: str) -> StudioRefusal:
-    """Return the refusal of a request for something that does not exist."""
     return StudioRefusal(HTTPStatus.NOT_FOUND, f"{what.upper()}_NOT_FOUND", f"There is no {what} '{name[:200]}' here")
 
 
@@ -401,30 +371,29 @@ class KeyGuard:
 
     def __init__(self, home: Path) -> None:
         self._file = KeyFile(home)
-        self._admission = Admission(KeyPolicy.REQUIRED)
+        self._admission = admission.Admission(admission.KeyPolicy.REQUIRED)
         self._stamp: tuple[int, int, int] | None = None
         if not self._file.read():
-            raise ValidationError(
-                "Beyond loopback studio asks for a key, and there is none: ensemble-ray keys add NAME --rights read"
-            )
+            msg = "Beyond loopback studio asks for a key, and there is none: ensemble-ray keys add NAME --rights read"
+            raise ValidationError(msg)
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _KeyHolder:
         await asyncio.to_thread(self._look)
-        credentials = Credentials(digest=_digest_of(request.scope), is_local=False, is_counted=is_counted)
+        sent = admission.headers_of(request.scope, b"authorization")
+        scheme, _, text = sent[0].strip().partition(" ") if len(sent) == 1 else ("", "", "")
+        digest = digest_of(text.strip()) if scheme.lower() == "bearer" and is_key(text.strip()) else None
+        credentials = admission.Credentials(digest=digest, is_local=False, is_counted=is_counted)
         decided = self._admission.decide(credentials, at=time.monotonic())
-        if not isinstance(decided, Admitted) or decided.key is None:
+        if not isinstance(decided, admission.Admitted) or decided.key is None:
             wait_s = getattr(decided, "retry_after_s", None)
             if wait_s is not None:
-                raise StudioRefusal(
-                    HTTPStatus.TOO_MANY_REQUESTS, "RATE_LIMITED", f"The key has no more requests for {wait_s} s"
-                )
-            raise StudioRefusal(
-                HTTPStatus.UNAUTHORIZED, "KEY_NEEDED", "Send a key that is known: Authorization: Bearer erk_..."
-            )
+                text = f"The key has no more requests for {wait_s} s"
+                raise StudioRefusal(HTTPStatus.TOO_MANY_REQUESTS, "RATE_LIMITED", text)
+            text = "Send a key that is known: Authorization: Bearer erk_..."
+            raise StudioRefusal(HTTPStatus.UNAUTHORIZED, "KEY_NEEDED", text)
         if right not in decided.key.rights:
-            raise StudioRefusal(
-                HTTPStatus.FORBIDDEN, "RIGHT_MISSING", f"The key '{decided.key.name}' lacks the right '{right.value}'"
-            )
+            text = f"The key '{decided.key.name}' lacks the right '{right.value}'"
+            raise StudioRefusal(HTTPStatus.FORBIDDEN, "RIGHT_MISSING", text)
         return _KeyHolder(decided.key)
 
     def _look(self) -> None:
@@ -435,55 +404,40 @@ class KeyGuard:
             self._stamp = stamp
 
 
-def _digest_of(scope: Scope) -> str | None:
-    """Return the digest of the key in a request; None: it has no key."""
-    sent = headers_of(scope, b"authorization")
-    scheme, _, text = sent[0].strip().partition(" ") if len(sent) == 1 else ("", "", "")
-    return digest_of(text.strip()) if scheme.lower() == "bearer" and is_key(text.strip()) else None
-
-
 class Visitor(Protocol):
     """The person or program that sends a request."""
 
     @property
     def name(self) -> str | None:
-        """The name in records of decisions; None: the user of this process."""
+        """In records of decisions; None: the user of this process."""
         ...
 
     @property
     def sees_cluster(self) -> bool:
-        """Whether the visitor may see limits, endpoints and processes of other runs."""
+        """Whether it may see limits, endpoints and processes of other runs."""
         ...
 
     @property
     def sees_all(self) -> bool:
-        """Whether the visitor may see all runs."""
+        """Whether it may see all runs."""
         ...
 
-    def may_see(self, run: RecordedRun) -> bool:
-        """Return whether the visitor may see a run."""
-        ...
+    def may_see(self, run: RecordedRun) -> bool: ...
 
 
 class Guard(Protocol):
     """Admits or refuses requests."""
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> Visitor:
-        """Return the visitor of a request.
+        """Return the visitor. A StudioRefusal: it lacks the right.
 
-        Args:
-            request: The request.
-            right: The right that the request needs.
-            is_counted: False: check again a request that was admitted and counted before.
-
-        Raises:
-            StudioRefusal: the visitor may not send this request.
+        `is_counted` is False for a request that was admitted and counted before.
         """
         ...
 
 
 class _LocalUser:
-    """The user of this machine. It has all rights."""
+    """The user of this machine, with all rights."""
 
     name = None
     sees_cluster = True
@@ -494,7 +448,6 @@ class _LocalUser:
         return True
 
 
-#: The visitor without a key.
 ANYBODY: Visitor = _LocalUser()
 
 
@@ -506,11 +459,10 @@ class LocalGuard:
         return ANYBODY
 
 
-#: Interval of the comments that keep idle connections open, s.
-_HEARTBEAT_S = 15
-#: A client that reads no data for this long is disconnected, s. After a reconnect it gets the missed events.
+_HEARTBEAT_S = 15  # comments keep idle connections open
+#: A client that reads no data for so long is disconnected. After a reconnect it gets the missed events.
 SEND_TIMEOUT_S = 60.0
-#: Proxies must forward events without buffering, and must not cache them.
+#: Proxies must neither buffer nor cache events.
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 

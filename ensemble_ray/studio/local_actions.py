@@ -1,4 +1,4 @@
-"""Actions on recorded runs from this machine. New and resumed runs execute in separate processes, by the commands of the CLI."""
+"""Actions on recorded runs from this machine. Runs execute in separate processes, by the commands of the CLI."""
 
 from __future__ import annotations
 
@@ -34,23 +34,17 @@ from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.reviews import ReviewDecision
 
-#: Timeout of a command that only answers, s: it loads the team.
-_ANSWER_S = 60.0
-#: How long to wait for a run to begin, s; after that it counts as begun. And the interval of the checks, s.
+_ANSWER_S = 60.0  # of a command that only answers: it loads the team
+#: Wait for a run to begin, and the interval of the checks. After the wait it counts as begun.
 _BEGIN_S, _LOOK_S = 20.0, 0.1
-#: Exit code of a command that refuses its arguments.
-_REFUSED = 2
-#: Longest output of a command in an error, characters.
+_REFUSED = 2  # exit code for invalid arguments
 _SAID = 2000
 
 
 class OwnProcesses:
-    """Starts commands on the runs of one place."""
-
     def __init__(self, address: StoreAddress) -> None:
         self._address = address
-        #: one answering command at a time, since each loads a team
-        self._answering = asyncio.Semaphore(1)
+        self._answering = asyncio.Semaphore(1)  # each answering command loads a team
 
     async def ask(self, arguments: Sequence[str]) -> Mapping[str, object]:
         """Return the JSON object that a command prints. A failure raises its error output."""
@@ -81,9 +75,9 @@ class OwnProcesses:
         return found
 
     async def begin(self, arguments: Sequence[str], log: str, has_begun: Callable[[], Awaitable[bool]]) -> None:
-        """Start a command in the background, and return when its run has begun: when it exists and is owned or over.
+        """Start a command in the background, and return when its run exists and is owned or over.
 
-        A failure before that raises the output of the command: as a refusal if it refused its arguments.
+        A failure before that raises the output of the command.
         """
         path, process = await threads.run(self._start, arguments, log)
         threading.Thread(target=process.wait, name="ensemble-ray-studio-run", daemon=True).start()
@@ -116,7 +110,6 @@ class OwnProcesses:
         return path, process
 
     def _environment(self) -> dict[str, str]:
-        """Return an environment in which commands find the same runs."""
         chosen = {**os.environ, "ENSEMBLE_RAY_HOME": self._address.home}
         chosen.pop("ENSEMBLE_RAY_STORE", None)
         return {**chosen, "ENSEMBLE_RAY_STORE": self._address.url} if self._address.url else chosen
@@ -141,7 +134,7 @@ _DONE = frozenset({"completed", "exited"})
 
 
 class LocalActions:
-    """Actions on the runs of one place. Implements `StudioActions`."""
+    """Implements `StudioActions` for one place."""
 
     def __init__(self, address: StoreAddress) -> None:
         self._store = store_at(address)
@@ -230,7 +223,7 @@ class LocalActions:
 
     @staticmethod
     def _obstacle(seen: CachedRun) -> str | None:
-        """Return why a run cannot be resumed; None: its record has no obstacle."""
+        """Return why a run cannot be resumed."""
         head = seen.view.totals.head
         try:
             check_resumable(seen.summary, head)
@@ -256,11 +249,7 @@ class StudioActions(Protocol):
     """Actions on runs that a visitor of the page requests."""
 
     async def cancel(self, run_id: str) -> None:
-        """Request the end of a run. It ends when its owner checks for requests.
-
-        Raises:
-            ValidationError: the run has ended.
-        """
+        """Request the end of a run. A ValidationError: it has ended."""
         ...
 
     async def preview_resume(self, run_id: str) -> RunPreview:
@@ -268,23 +257,15 @@ class StudioActions(Protocol):
         ...
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        """Return the same for a fork that repeats the run from a step."""
+        """Return the same for a fork."""
         ...
 
     async def resume(self, run_id: str) -> str:
-        """Resume a run in a separate process, and return its id.
-
-        Raises:
-            EnsembleError: the run cannot be resumed.
-        """
+        """Resume a run in a separate process, and return its id. An EnsembleError: it cannot be resumed."""
         ...
 
     async def fork(self, run_id: str, asked: NewFork) -> str:
-        """Start a fork in a separate process, and return its id.
-
-        Raises:
-            EnsembleError: the fork cannot begin.
-        """
+        """Start a fork in a separate process, and return its id. An EnsembleError: it cannot begin."""
         ...
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:

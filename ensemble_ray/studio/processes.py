@@ -1,7 +1,7 @@
 """The processes of active runs, from their records and from their clusters. Runs on the library's loop.
 
-A record contains the owner of a run. Only the scheduler of a cluster can map agents to processes. Each cluster is queried by
-a helper process, so that studio survives the death of the cluster (S-STU-34).
+Only the scheduler of a cluster can map agents to processes. A helper process queries it, so that studio survives the death
+of the cluster (S-STU-34).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 import psutil
@@ -34,22 +35,15 @@ _NO_CLUSTER = (
     "cluster if you start it with --address or RAY_ADDRESS, or if a run of this machine belongs to the cluster."
 )
 _NOTHING = "No run goes on, so there are no processes."
-#: Replaces errors, which name addresses, for visitors without access to the cluster.
+#: For visitors without access to the cluster: errors name addresses.
 _UNASKED = "A cluster cannot be asked: more processes may work for these runs."
 _OTHERS = "Shown are the processes that work for runs of this key's teams."
-#: Most steps in the answer for one process.
 _MOST_STEPS = 200
 
 
 class Cluster(Protocol):
-    """A cluster that answers queries."""
-
     async def describe(self) -> ClusterDescription:
-        """Return the description of the cluster from its actors.
-
-        Raises:
-            EnsembleError: the query failed.
-        """
+        """Return the description of the cluster. An EnsembleError: the query failed."""
         ...
 
 
@@ -57,7 +51,7 @@ class ClusterList(Protocol):
     """Selects the clusters to query."""
 
     async def clusters(self, owners: Sequence[int]) -> Sequence[Cluster]:
-        """Return the clusters; `owners` are the processes of this machine that own runs."""
+        """`owners` are the processes of this machine that own runs."""
         ...
 
 
@@ -106,43 +100,34 @@ class RunProcesses:
         pid, host = run.owner_process or (None, "somewhere")
         steps = (await self._reader.steps(run.run_id, visitor, after=0)).steps
         running = [step for step in steps if step.status == "running" and not step.is_unit]
+        shown = running[:_MOST_STEPS]
+        memory_mb: float | None = None
+        if pid is not None and host == socket.gethostname():
+            with suppress(psutil.Error):
+                memory_mb = round(psutil.Process(pid).memory_info().rss / 2**20, 1)
         return RunAndOwner(
             run_id=run.run_id,
             host=host,
             pid=pid,
             name=run.owner,
-            running=[
-                TaskHere(run_id=run.run_id, step=step.id, since=step.started_at) for step in running[:_MOST_STEPS]
-            ],
+            running=[TaskHere(run_id=run.run_id, step=step.id, since=step.started_at) for step in shown],
             more_running=max(0, len(running) - _MOST_STEPS),
-            memory_mb=_memory_mb(pid) if pid is not None and host == socket.gethostname() else None,
+            memory_mb=memory_mb,
         )
 
 
-def _memory_mb(pid: int) -> float | None:
-    """Return the resident memory of a process of this machine; None: it cannot be read."""
-    try:
-        return round(psutil.Process(pid).memory_info().rss / 2**20, 1)
-    except psutil.Error:
-        return None
-
-
-#: Value of `RAY_ADDRESS` that makes each program start its cluster.
-_LOCAL = "local"
-#: Most clusters in one query.
+_LOCAL = "local"  # with this `RAY_ADDRESS` each program starts its cluster
 _MOST = 4
-#: How long the cluster of a process stays cached, s: a driver may start a cluster later.
-_LASTING_S = 10.0
+_LASTING_S = 10.0  # a driver may start a cluster later
 
 
 class LocalClusters:
-    """Queries clusters, each through a separate process. Implements `ClusterList`."""
+    """Queries clusters, each through a separate process."""
 
     def __init__(self, address: str = "") -> None:
         self._named = ClusterProcess(address) if address not in {"", _LOCAL} else None
         self._found: OrderedDict[str, ClusterProcess] = OrderedDict()
-        #: by process id: end of validity and cluster
-        self._owners: dict[int, tuple[float, FoundCluster | None]] = {}
+        self._owners: dict[int, tuple[float, FoundCluster | None]] = {}  # by process id: end of validity and cluster
 
     async def clusters(self, owners: Sequence[int]) -> Sequence[ClusterProcess]:
         """Return the cluster with the given address, or else the clusters of these processes."""
@@ -150,7 +135,13 @@ class LocalClusters:
             return [self._named]
         now = asyncio.get_running_loop().time()
         self._owners = {pid: held for pid, held in self._owners.items() if held[0] > now}
-        found = [each for each in [await self._look(pid) for pid in owners] if each is not None]
+        found: list[FoundCluster] = []
+        for pid in owners:
+            if pid not in self._owners:
+                looked = await threads.run(find_cluster, pid)
+                self._owners[pid] = (asyncio.get_running_loop().time() + _LASTING_S, looked)
+            if (each := self._owners[pid][1]) is not None:
+                found.append(each)
         chosen = {each.address: each for each in found[-_MOST:]}
         for address, each in chosen.items():
             if address not in self._found:
@@ -161,15 +152,8 @@ class LocalClusters:
         return [self._found[address] for address in chosen]
 
     async def close(self) -> None:
-        """End the query processes."""
         asking = [*self._found.values(), *([self._named] if self._named else [])]
         await asyncio.gather(*(each.close() for each in asking))
-
-    async def _look(self, pid: int) -> FoundCluster | None:
-        if pid not in self._owners:
-            found = await threads.run(find_cluster, pid)
-            self._owners[pid] = (asyncio.get_running_loop().time() + _LASTING_S, found)
-        return self._owners[pid][1]
 
 
 async def look_at_actors(store: RunStore, run_id: str | None = None, *, cluster: str = "") -> Actors:
@@ -182,15 +166,10 @@ async def look_at_actors(store: RunStore, run_id: str | None = None, *, cluster:
 
 
 _MODULE = "ensemble_ray.actors.driver.cluster_probe"
-#: Timeouts of the first answer, which imports Ray and joins the cluster, and of later answers, s.
-_FIRST_S, _NEXT_S = 40.0, 20.0
-#: How long an idle process stays, s.
+_FIRST_S, _NEXT_S = 40.0, 20.0  # the first answer imports Ray and joins the cluster
 _IDLE_S = 60.0
-#: Pause between a failure and the next query, s.
-_PAUSE_S = 10.0
-#: Longest answer, bytes.
+_PAUSE_S = 10.0  # between a failure and the next query
 _MOST_BYTES = 64 * 2**20
-#: Longest reported error, characters.
 _TOLD = 500
 _start_process = asyncio.create_subprocess_exec
 
@@ -199,7 +178,6 @@ class ClusterProcess:
     """Queries one cluster. A failed query blocks further queries for a pause."""
 
     def __init__(self, address: str, environment: Mapping[str, str] | None = None) -> None:
-        """Store the address. The first query starts the process."""
         self._address = address
         self._environment = dict(environment or {})
         self._process: asyncio.subprocess.Process | None = None
@@ -209,7 +187,7 @@ class ClusterProcess:
         self._failure: tuple[float, str] | None = None
 
     async def describe(self) -> ClusterDescription:
-        """Return the description of the cluster from its actors. Concurrent calls share one query."""
+        """Concurrent calls share one query."""
         loop = asyncio.get_running_loop()
         if self._failure is not None and loop.time() < self._failure[0]:
             raise EnsembleError(self._failure[1])
@@ -225,7 +203,7 @@ class ClusterProcess:
             raise EnsembleError(f"The cluster at {self._address} is not asked any more") from None
 
     async def close(self) -> None:
-        """Cancel the current query and end the process. The next query starts a new process."""
+        """Cancel the current query and end the process. The next query starts a new one."""
         if self._idle is not None:
             self._idle.cancel()
         while self._asking is not None and not self._asking.done():
@@ -240,7 +218,7 @@ class ClusterProcess:
         if self._idle is not None:
             self._idle.cancel()
         try:
-            described = _description(self._address, await self._exchange())
+            described = await self._exchange()
         except (OSError, ValueError, TimeoutError, EnsembleError) as error:
             await self._end_process()
             why = "it did not answer in time" if isinstance(error, TimeoutError) else one_line(str(error), _TOLD)
@@ -262,8 +240,7 @@ class ClusterProcess:
             process.kill()
             await process.wait()
 
-    async def _exchange(self) -> bytes:
-        """Send a query, and return the line of its answer."""
+    async def _exchange(self) -> ClusterDescription:
         is_first = self._process is None or self._process.returncode is not None
         if is_first:
             starting = asyncio.create_task(self._start())
@@ -280,7 +257,12 @@ class ClusterProcess:
             line = await process.stdout.readline()
         if not line:
             raise EnsembleError(f"The cluster at {self._address} is gone, or cannot be joined")
-        return line
+        found: object = json.loads(line)
+        said = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+        if "error" in said:
+            shown = one_line(str(said["error"]), _TOLD)
+            raise EnsembleError(f"The cluster at {self._address} cannot be asked: {shown}")
+        return load_cluster(json.dumps(said.get("description")).encode())
 
     async def _start(self) -> None:
         self._process = await _start_process(
@@ -294,12 +276,3 @@ class ClusterProcess:
             env={**os.environ, **self._environment},
             limit=_MOST_BYTES,
         )
-
-
-def _description(address: str, line: bytes) -> ClusterDescription:
-    """Return the description in a line."""
-    found: object = json.loads(line)
-    said = cast("dict[str, object]", found) if isinstance(found, dict) else {}
-    if "error" in said:
-        raise EnsembleError(f"The cluster at {address} cannot be asked: {one_line(str(said['error']), _TOLD)}")
-    return load_cluster(json.dumps(said.get("description")).encode())

@@ -1,4 +1,4 @@
-"""Reads recorded runs for the page: rows, runs, steps, reviews and changes. Never writes. Runs on the library's loop."""
+"""Reads recorded runs for the page: rows, runs, steps, reviews and changes. Runs on the library's loop."""
 
 from __future__ import annotations
 
@@ -21,20 +21,15 @@ from ensemble_ray.studio.run_list import RunListing, RunSearch
 from ensemble_ray.studio.views.run_view import RunView, review_of
 from ensemble_ray.studio.views.step_detail import compare_steps, detail_of
 
-#: Most views in the cache. Followed views always stay, since a new view folds the whole record.
-_KEPT = 16
-#: A view without requests for this long is not followed, s: a follower reads several times a second.
-_FOLLOWED_S = 10.0
+_KEPT = 16  # views in the cache. Followed views stay: a new view folds the whole record.
+_FOLLOWED_S = 10.0  # a view without requests for so long is not followed
 
 
 @dataclass(slots=True, kw_only=True)
 class CachedRun:
-    """The latest view of a run."""
-
     view: RunView
     summary: RecordedRun
-    #: why its record cannot be read to the end; None: it can
-    problem: str | None = None
+    problem: str | None = None  # why its record cannot be read to the end
 
 
 @dataclass(slots=True)
@@ -47,8 +42,6 @@ class _Kept:
 
 
 class RunViews:
-    """Views of a store's runs."""
-
     def __init__(self, store: RunReader, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
@@ -87,7 +80,7 @@ class RunViews:
             if kept.problem is not None:
                 kept.problem = message_of(error)
                 return
-            # Show the readable part of the record, with the problem.
+            # Show the readable part of the record.
             kept.problem, kept.view = message_of(error), RunView(kept.view.run_id)
             try:
                 await self._read(kept, is_partial=True)
@@ -104,12 +97,9 @@ class RunViews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDelta:
-    #: None: no change
     changes: schemas.LiveSteps | None
-    #: whether no more changes follow by themselves
-    is_over: bool
-    #: changes with the state of the run
-    stamp: tuple[int, str]
+    is_over: bool  # no more changes follow by themselves
+    stamp: tuple[int, str]  # changes with the run
 
 
 class StudioReader:
@@ -128,7 +118,7 @@ class StudioReader:
         Args:
             store: Contains the records.
             can_decide: Whether this page accepts review decisions.
-            is_asked_here: Returns whether a handler of this process accepts the decision of a gate; None: for no gate.
+            is_asked_here: Whether a handler of this process accepts the decision of a gate.
             is_of_one: Whether all runs of the store belong to one program and form one series.
         """
         self._store = store
@@ -150,7 +140,7 @@ class StudioReader:
         return await self._listing.series(summary, visitor.may_see, is_of_one=self._is_of_one)
 
     async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> schemas.StepList:
-        """Return the steps of a run that changed after a position."""
+        """Return the steps that changed after a position."""
         view = (await self._see(run_id, visitor)).view
         return schemas.StepList(steps=view.steps.rows(after=after), cursor=view.cursor)
 
@@ -163,7 +153,7 @@ class StudioReader:
         is_over = state.is_final or (not state.is_active and state.value == "interrupted")
         if now == stamp:
             return RunDelta(changes=None, is_over=is_over, stamp=now)
-        # An interruption is not a fact and has no position.
+        # An interruption has no position.
         steps = view.steps.rows(after=after)
         if is_over and after >= view.cursor:
             steps = [row for row in view.steps.rows() if row.status == "interrupted"]
@@ -177,7 +167,7 @@ class StudioReader:
     async def step_details(
         self, run_id: str, step_ids: Iterable[str], visitor: Visitor
     ) -> AsyncIterator[tuple[str, schemas.StepDetail]]:
-        """Yield many steps in all detail, with their ids; see `step`."""
+        """Yield many steps in all detail, with their ids."""
         seen = await self._see(run_id, visitor)
         reviews = self._reviews(seen)
         for each in step_ids:
@@ -214,17 +204,12 @@ class StudioReader:
             if not (waiting := [gate for gate in fold_gates(facts) if gate.is_open]):
                 continue
             name, is_owned = (await self._listing.row(run)).ensemble, bool(run.owner)
-            found += [
-                review_of(gate, ensemble=name, at=now, is_owned=is_owned, can_decide=self._can_decide)
-                for gate in waiting
-            ]
-        found = self._mark(found)
-        return schemas.ReviewListSchema(
-            reviews=sorted(found, key=lambda each: (each.created_at, each.run_id, each.gate_id))
-        )
+            can = self._can_decide
+            found += [review_of(each, ensemble=name, at=now, is_owned=is_owned, can_decide=can) for each in waiting]
+        ordered = sorted(self._mark(found), key=lambda each: (each.created_at, each.run_id, each.gate_id))
+        return schemas.ReviewListSchema(reviews=ordered)
 
     async def gate(self, run_id: str, gate_id: str) -> schemas.ReviewSchema | None:
-        """Return the current state of a gate of a run; None: there is no such gate."""
         reviews = self._reviews(await self._views.see(run_id))
         return next((each for each in reviews if each.gate_id == gate_id), None)
 
@@ -243,13 +228,11 @@ class StudioReader:
         return self._mark(seen.view.reviews(seen.summary, at=time.time(), can_decide=self._can_decide))
 
     def _mark(self, reviews: Sequence[schemas.ReviewSchema]) -> list[schemas.ReviewSchema]:
-        """Return the gates. Gates with a handler in this process are decidable."""
-        is_asked_here = self._is_asked_here
-        if is_asked_here is None:
+        """Gates with a handler in this process are decidable."""
+        is_ours, change = self._is_asked_here, {"decidable": True}
+        if is_ours is None:
             return list(reviews)
-        return [
-            each.model_copy(update={"decidable": True}) if is_asked_here(each.gate_id) else each for each in reviews
-        ]
+        return [each.model_copy(update=change) if is_ours(each.gate_id) else each for each in reviews]
 
     def _detail(self, seen: CachedRun, visitor: Visitor, *, has_texts: bool = True) -> schemas.RunDetailSchema:
         detail = seen.view.detail(

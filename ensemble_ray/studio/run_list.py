@@ -17,19 +17,12 @@ from ensemble_ray.studio.schemas import RunList, RunRow, RunSeries
 from ensemble_ray.studio.views.run_view import TOTAL_KINDS, RunTotals
 from ensemble_ray.studio.views.steps import wire_status
 
-#: Most rows of one page, and the default.
-MOST_ROWS, _USUAL_ROWS = 200, 50
-#: Records that one page of a search reads at most. Cached rows do not count.
-_READ_A_PAGE = 200
-#: Runs whose records are read at the same time.
+MOST_ROWS, _USUAL_ROWS = 200, 50  # rows of one page: the most, and the default
+_READ_A_PAGE = 200  # a page of a search reads so many records
 _READERS = 8
-#: How long the list of runs stays cached, s.
 _LASTING_S = 1.0
-#: Most runs of a series in one answer.
 _SERIES = 40
-#: Runs around the requested run whose records are read for the name of their team.
-_ASKED_FOR_NAMES = 400
-#: Most rows in the cache.
+_ASKED_FOR_NAMES = 400  # runs whose records are read for the name of their team
 _KEPT = 20_000
 
 
@@ -37,15 +30,11 @@ _KEPT = 20_000
 class RunSearch:
     """A filter of runs. An empty field matches every run."""
 
-    #: words in the id and the team. If no run matches, the summary is searched too
-    text: str = ""
+    text: str = ""  # words in the id and the team, else in the summary
     statuses: frozenset[str] = frozenset()
-    #: a part of the name of the team
-    ensemble: str = ""
-    #: `name` or `name:value`
-    tag: str = ""
-    #: Unix time, s
-    since: float = 0.0
+    ensemble: str = ""  # part of the name of the team
+    tag: str = ""  # `name` or `name:value`
+    since: float = 0.0  # Unix time, s
 
 
 @dataclass(slots=True)
@@ -54,13 +43,10 @@ class _Row:
     summary: RecordedRun
     totals: RunTotals = field(default_factory=RunTotals)
     row: RunRow | None = None
-    #: one reader at a time, so that concurrent requests fold a long record once
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)  # concurrent requests fold a long record once
 
 
 class RunListing:
-    """The runs of a store."""
-
     def __init__(self, store: RunReader) -> None:
         self._store = store
         self._rows: dict[str, _Row] = {}
@@ -82,25 +68,21 @@ class RunListing:
         """
         summaries = [each for each in await self.summaries() if may_see(each)]
         after = _position_of(cursor) if cursor else None
-        left = [
-            each
-            for each in summaries
-            if (after is None or _position(each) < after)
-            and (not search.statuses or wire_status(each.state) in search.statuses)
-            and each.created_at.timestamp() >= search.since
-        ]
+        left = [each for each in summaries if after is None or _position(each) < after]
+        left = [each for each in left if each.created_at.timestamp() >= search.since]
+        left = [each for each in left if not search.statuses or wire_status(each.state) in search.statuses]
         limit = max(1, min(limit, MOST_ROWS))
         words = search.text.casefold().split()
         named = [each for each in left if _has(words, each.run_id, each.origin)]
         if named and not search.tag and not search.ensemble:
             return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
-        # If no id and no team contains the words, search the records. Tags and team names are only in the records.
+        # Tags and team names are only in the records.
         return await self._find(() if named else words, search, named or left, limit, len(summaries))
 
     async def _find(
         self, words: Sequence[str], search: RunSearch, left: Sequence[RecordedRun], limit: int, total: int
     ) -> RunList:
-        """Return the next rows that contain these words and match the tag and the team of the search."""
+        """Return the next rows with these words, and the tag and team of the search."""
         team = search.ensemble.casefold()
         found: list[RunRow] = []
         read = position = 0
@@ -118,7 +100,7 @@ class RunListing:
         return _page(found, left[:position], position < len(left), total)
 
     async def summaries(self) -> list[RecordedRun]:
-        """Return all runs, newest first. The list may be up to 1 s old."""
+        """The list may be up to 1 s old."""
         async with self._listing:
             if self._listed is None or time.monotonic() - self._listed[0] > _LASTING_S:
                 runs = await self._store.runs()
@@ -129,7 +111,7 @@ class RunListing:
         return list(await asyncio.gather(*(self.row(each) for each in summaries)))
 
     async def row(self, summary: RecordedRun) -> RunRow:
-        """Return the row of a run. If its record cannot be read, the summary contains the error."""
+        """If the record cannot be read, the summary of the row contains the error."""
         created = summary.created_at.timestamp()
         known = self._rows.get(summary.run_id)
         if known is None or known.created_at != created:
@@ -156,7 +138,7 @@ class RunListing:
     async def series(
         self, summary: RecordedRun, may_see: Callable[[RecordedRun], bool], *, is_of_one: bool
     ) -> RunSeries:
-        """Return a run with its neighbours in time (S-VIZ-76). `is_of_one`: all runs belong to one program and form a series."""
+        """Return a run with its neighbours in time (S-VIZ-76). `is_of_one`: all runs form a series."""
         runs = [
             each
             for each in reversed(await self.summaries())
@@ -164,8 +146,8 @@ class RunListing:
         ]
         are_all_known = True
         if not is_of_one and not summary.origin:
-            # Runs of programs have no origin, so the recorded team name identifies the team. Only some records are read.
-            # If the first runs are not among them, the position in the series is unknown.
+            # Runs of programs have no origin, so the recorded name identifies the team. If not all earlier records are read, the
+            # position in the series is unknown.
             around = _around(runs, summary, _ASKED_FOR_NAMES)
             are_all_known = around.start == 0
             runs = runs[around]
@@ -175,7 +157,7 @@ class RunListing:
         return RunSeries(first=around.start + 1 if are_all_known else None, runs=await self.rows(runs[around]))
 
     def forks_of(self, run_id: str, may_see: Callable[[RecordedRun], bool]) -> list[str]:
-        """Return the known forks of a run: those with a cached row that the caller may see."""
+        """Return the known forks that the caller may see: those with a cached row."""
         return [
             name
             for name, each in self._rows.items()
@@ -183,7 +165,7 @@ class RunListing:
         ]
 
     def _is_known(self, summary: RecordedRun) -> bool:
-        """Whether the cached row of a run is final."""
+        """Whether the cached row is final."""
         known = self._rows.get(summary.run_id)
         return (
             known is not None
@@ -194,7 +176,7 @@ class RunListing:
 
 
 def _around(runs: Sequence[RecordedRun], run: RecordedRun, count: int) -> slice:
-    """Return the positions of `count` runs around one, in a list with the oldest first. A missing run counts as the newest."""
+    """Return the positions of `count` runs around one, in a list with the oldest first."""
     ids = [each.run_id for each in runs]
     position = ids.index(run.run_id) if run.run_id in ids else len(ids)
     end = min(len(runs), position + count // 2)

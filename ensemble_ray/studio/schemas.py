@@ -16,19 +16,13 @@ def _check_argument(text: str) -> str:
     return text
 
 
-#: A text of a model, a tool or a user.
-Text = Annotated[str, AfterValidator(whole_text)]
-#: A text that becomes an argument of a program, without NUL and without half of a surrogate pair.
-Argument = Annotated[str, AfterValidator(_check_argument)]
-#: JSON data of a model, a tool or a user.
+Text = Annotated[str, AfterValidator(whole_text)]  # a text of a model, a tool or a user
+Argument = Annotated[str, AfterValidator(_check_argument)]  # an argument of a program
 Data = Annotated[JsonValue, BeforeValidator(whole_data)]
-#: An instant, ms of Unix time; or, in `*_ms` fields, a duration, ms.
-Millis = int
+Millis = int  # Unix time in ms; in `*_ms` fields a duration
 
 
 class StudioSchema(BaseModel):
-    """Refuses unknown fields, so that a misspelt field is an error."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -42,12 +36,12 @@ class CostSchema(StudioSchema):
 class FailureSchema(StudioSchema):
     """The body of every failure (S-STU-40)."""
 
-    error: str  # class of the error
-    code: str  # stable name of the reason for programs, such as `RUN_NOT_FOUND`
+    error: str
+    code: str  # such as `RUN_NOT_FOUND`
     message: Text  # what happened, where, and what to do
 
 
-#: State of a run, in the words of the endpoint (S-SRV-3).
+#: In the words of the endpoint (S-SRV-3).
 RunStatus = Literal[
     "accepted",
     "running",
@@ -65,21 +59,19 @@ class Decision(StudioSchema):
     """Body of `POST api/studio/reviews/RUN/GATE`."""
 
     decision: Literal["approve", "edit", "exit"]
-    text: str | None = None  # the new text of an edit; may be empty
+    text: str | None = None  # of an edit
     comment: str = ""
 
 
 class NewFork(StudioSchema):
     """Body of `POST api/studio/runs/ID/fork`."""
 
-    #: the step to repeat: `fork_spec` of a step
-    from_: Argument = Field(validation_alias="from", min_length=1, max_length=1000)
-    #: name of the new run; null: studio generates one
-    run_id: str | None = Field(default=None, min_length=1, max_length=128)
+    from_: Argument = Field(validation_alias="from", min_length=1, max_length=1000)  # `fork_spec` of a step
+    run_id: str | None = Field(default=None, min_length=1, max_length=128)  # null: studio generates a name
 
 
 class AcceptedAction(StudioSchema):
-    """Answer 202: the run to resume, cancel or start."""
+    """Answer 202."""
 
     run_id: str
 
@@ -98,30 +90,27 @@ class PreviewedCall(StudioSchema):
 
 
 class RunPreview(StudioSchema):
-    """Preview of a resumed or forked run: reused steps and repeated steps."""
+    """Reused and repeated steps of a resumed or forked run."""
 
-    reused: list[PreviewedStep] = []  # steps with an output in the record
-    #: started steps to repeat or finish. For a fork, its step and all later ones.
-    asked_again: list[PreviewedStep] = []
-    unknown_effects: list[PreviewedCall] = []  # calls that need a decision of a person first
-    blocked: Text | None = None  # why the run cannot be resumed or forked; null: it can
+    reused: list[PreviewedStep] = []
+    asked_again: list[PreviewedStep] = []  # started steps to repeat or finish; of a fork its step and all later ones
+    unknown_effects: list[PreviewedCall] = []  # a person decides first
+    blocked: Text | None = None  # why not
 
 
 class TaskHere(StudioSchema):
     run_id: str
     step: str
-    since: Millis | None = None  # when the process started it; null: it waits there, or was just sent
-    deaths: int = 0  # number of processes that died while they executed it
+    since: Millis | None = None  # null: it waits there, or was just sent
+    deaths: int = 0  # of processes that executed it
 
 
 class RunHere(StudioSchema):
-    """A run that uses a process."""
-
     run_id: str
-    known: bool = True  # whether this store has its record
-    agents: list[Text] = []  # roles of its agents in the process
+    known: bool = True  # this store has its record
+    agents: list[Text] = []  # roles
     more_agents: int = 0
-    replica: int = 1  # number of the process among the `replicas` processes of these agents
+    replica: int = 1  # number among `replicas`
     replicas: int = 1
 
 
@@ -131,17 +120,16 @@ class ProcessInfo(StudioSchema):
     pid: int | None = None
     name: str
     kind: Literal["scheduler", "agent", "manager", "callables", "journal", "limiter", "events", "driver"]
-    #: `silent`: it does not answer; `kept`: idle until the next run; `retiring`: it ends after its current runs
+    #: `silent`: does not answer; `kept`: idle until the next run; `retiring`: ends after its runs
     state: Literal["ready", "starting", "silent", "kept", "retiring"] = "ready"
     runs: list[RunHere] = []
     more_runs: int = 0
-    queue: int | None = None  # waiting work; null: unknown
-    #: its steps that began first. `more_in_flight` counts the others.
-    in_flight: list[TaskHere] = []
+    queue: int | None = None  # waiting work
+    in_flight: list[TaskHere] = []  # the first; `more_in_flight` counts the others
     more_in_flight: int = 0
-    restarts: int | None = None  # number of dead processes that it replaces; null: unknown
+    restarts: int | None = None  # dead processes that it replaces
     scheduler: str | None = None
-    reserved: Text | None = None  # the resources that it reserves on its node
+    reserved: Text | None = None  # resources
     memory_mb: float | None = None
     note: Text | None = None
 
@@ -156,24 +144,24 @@ class LimiterSchema(StudioSchema):
     name: str
     requests: int
     period_s: float
-    queue: int  # requests that wait for a permit
-    permits: int  # permits available now
-    leased: int = 0  # unused permits that processes hold
-    agents: list[Text] = []  # agents in the processes that requested permits
+    queue: int
+    permits: int  # available
+    leased: int = 0  # held by processes, unused
+    agents: list[Text] = []  # in the processes that request permits
 
 
 class BreakerSchema(StudioSchema):
     """The circuit breaker of a model endpoint, over all processes."""
 
     name: str
-    state: Literal["closed", "open", "half_open"]  # the worst state in any process
+    state: Literal["closed", "open", "half_open"]  # the worst of all processes
     processes: int
-    open_in: int = 0  # number of processes in which it is not closed
-    probe_at: Millis | None = None  # when the next call may try the endpoint; null: no probe is due
+    open_in: int = 0  # processes in which it is not closed
+    probe_at: Millis | None = None  # of the next probe
     last_failure: Text | None = None
     sent: int = 0  # concurrent calls
     queue: int = 0  # waiting calls
-    limit: int | None = None  # most concurrent calls, after the endpoint asked for fewer; null: no limit
+    limit: int | None = None  # of concurrent calls, if the endpoint asked for one
 
 
 class Actors(StudioSchema):
@@ -182,38 +170,36 @@ class Actors(StudioSchema):
     nodes: list[NodeActors] = []
     limiters: list[LimiterSchema] = []
     breakers: list[BreakerSchema] = []
-    clusters: list[str] = []  # addresses of the queried clusters
-    note: Text | None = None  # why the answer is empty or incomplete
+    clusters: list[str] = []  # addresses
+    note: Text | None = None  # why the answer is incomplete
 
 
-#: A graph, a trace, or a run written by `Export`.
 FileKind = Literal["dag", "trace", "run"]
 
 
 class FileEntry(StudioSchema):
     name: Text
-    kind: FileKind | None  # its kind; null: the page cannot show it, for the reason in `problem`
-    problem: Text | None = None  # the error in the file. A file with a kind is shown as far as possible.
+    kind: FileKind | None  # null: not shown, for the reason in `problem`
+    problem: Text | None = None  # a file with a kind is shown as far as possible
     size_bytes: int
     modified_at: Millis
     workflow: Text = ""
-    tasks: int | None = None  # number of its tasks; null: unknown
+    tasks: int | None = None
     duration_ms: int | None = None
 
 
 class FileList(StudioSchema):
-    """Answer to `GET api/studio/files`: the last changed files first."""
+    """Answer to `GET api/studio/files`: the last changed first."""
 
-    folder: Text  # path of their folder
+    folder: Text
     files: list[FileEntry]
-    left_out: int = 0  # number of files that are not in the list
+    left_out: int = 0  # number of further files
 
 
 class FlowSchema(RootModel[dict[str, Data]]):
-    """Answer to `GET api/studio/runs/ID/flow`: a graph as `visualization.flow.flow_data` returns it."""
+    """Answer to `GET api/studio/runs/ID/flow`: the data of `visualization.flow.flow_data`."""
 
 
-#: An action on a run.
 Action = Literal["cancel", "resume", "fork", "decide"]
 
 
@@ -221,57 +207,55 @@ class StudioInfo(StudioSchema):
     """Answer to `GET api/studio/info`."""
 
     version: str
-    actions: list[Action]  # the allowed actions; empty: the page only reads
-    has_actors: bool  # whether the page can show processes of a cluster
-    has_files: bool = False  # whether there is a folder with graphs and traces
-    title: str  # name of the place, for people
-    read_only_reason: str | None = None  # why no action is allowed; null: actions are allowed
+    actions: list[Action]  # empty: the page only reads
+    has_actors: bool
+    has_files: bool = False  # a folder with graphs and traces
+    title: str  # of the place
+    read_only_reason: str | None = None
 
 
 class RunRow(StudioSchema):
-    """A run as the list shows it."""
-
     run_id: str
-    ensemble: Text  # name of the team, or the source of its definition; empty: unknown
+    ensemble: Text  # name of the team, or source of its definition
     status: RunStatus
     tags: dict[str, str] = {}
-    summary: Text = ""  # one line: the beginning of its output, or else of its first task
+    summary: Text = ""  # beginning of its output, or else of its first task
     created_at: Millis
     ended_at: Millis | None = None
     duration_ms: int | None = None
     tokens: int | None = None
     cost: CostSchema | None = None
-    open_reviews: int = 0  # number of its gates that wait for a person
-    origin_run: str | None = None  # the forked run, if this run is a fork
-    place: str = ""  # location of its record
-    workflow: str = ""  # order of its tasks; empty: unknown
-    tasks: int = 0  # number of tasks in its plan. If the run creates its tasks while running: number of ended tasks.
+    open_reviews: int = 0  # number of waiting gates
+    origin_run: str | None = None  # of a fork
+    place: str = ""  # of its record
+    workflow: str = ""
+    tasks: int = 0  # in its plan; ended tasks of a run without a plan of all tasks
 
 
 class RunList(StudioSchema):
     """Answer to `GET api/studio/runs`: newest first."""
 
     runs: list[RunRow]
-    next_cursor: str | None = None  # cursor of the next page; null: this is the last page
-    total_known: int  # number of all runs, without the filter
+    next_cursor: str | None = None  # null: this is the last page
+    total_known: int  # without the filter
 
 
 class RunSeries(StudioSchema):
-    """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours by start time (S-VIZ-76)."""
+    """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours in time (S-VIZ-76)."""
 
-    first: int | None  # number of the first run in the list; null: not all runs before it were counted (S-STU-9)
-    runs: list[RunRow]  # the runs in the order in which they began
+    first: int | None  # number of the first run; null: runs before it were not counted (S-STU-9)
+    runs: list[RunRow]  # in order of their starts
 
 
 class StepError(StudioSchema):
-    class_: str = Field(serialization_alias="class")  # class of the error
+    class_: str = Field(serialization_alias="class")
     message: Text
-    causes: list[Text] = []  # its causes, nearest first, each with its class
+    causes: list[Text] = []  # nearest first, with their classes
 
 
 class RunError(StepError):
-    place: Text = ""  # line of user code that raised; empty: no user code raised
-    first_failed_step: str | None = None  # the step that failed first; null: no step failed
+    place: Text = ""  # line of user code
+    first_failed_step: str | None = None
 
 
 class ForkOrigin(StudioSchema):
@@ -281,24 +265,24 @@ class ForkOrigin(StudioSchema):
 
 class ReviewSchema(StudioSchema):
     run_id: str
-    gate_id: str  # id of the gate, for the decision
+    gate_id: str
     ensemble: Text = ""
     timing: str
-    step: str  # the step of the gate
+    step: str
     task_description: Text
     task_output: Text
     prompt: Text | None = None
     required_role: str | None = None
     created_at: Millis
-    expires_at: Millis | None = None  # when the gate times out; null: never
-    on_timeout: str  # effect of a timeout: `continue`, `exit_early` or `fail`
-    decision: str | None = None  # `approve`, `edit` or `exit`; null: the gate is open
+    expires_at: Millis | None = None  # null: never
+    on_timeout: str  # `continue`, `exit_early` or `fail`
+    decision: str | None = None  # `approve`, `edit` or `exit`
     text: Text | None = None
     comment: Text | None = None
     timed_out: bool = False
     decided_by: Text | None = None
     decided_at: Millis | None = None
-    decidable: bool = False  # whether the gate waits and this page accepts its decision
+    decidable: bool = False  # this page accepts a decision
 
 
 class ReviewListSchema(StudioSchema):
@@ -333,7 +317,7 @@ class BudgetSchema(StudioSchema):
     tokens: SpentTokens = SpentTokens()
     cost: SpentCost = SpentCost()
     by_agent: list[AgentBudget] = []
-    end_reason: str | None = None  # why the run ended, in words; null: it is active
+    end_reason: str | None = None  # in words
 
 
 class RunDetailSchema(RunRow):
@@ -344,15 +328,15 @@ class RunDetailSchema(RunRow):
     exit_reason_text: str | None = None
     error: RunError | None = None
     first_error_step: str | None = None
-    counts: dict[str, int] = {}  # number of steps by status
+    counts: dict[str, int] = {}  # steps by status
     reviews: list[ReviewSchema] = []
     budget: BudgetSchema = BudgetSchema()
     forked_from: ForkOrigin | None = None
-    forks: list[str] = []  # known forks of this run
-    cursor: int  # position of the last fact in this answer
-    is_live: bool = False  # whether the run can change by itself
-    problem: Text | None = None  # why the record could not be read to the end; null: it could
-    resume_advice: Text | None = None  # how to resume an interrupted run; null: the run is not interrupted
+    forks: list[str] = []  # known forks
+    cursor: int  # position of the last fact
+    is_live: bool = False  # the run can change by itself
+    problem: Text | None = None  # why the record cannot be read to the end
+    resume_advice: Text | None = None  # of an interrupted run
 
 
 class ComparedSide(StudioSchema):
@@ -363,13 +347,13 @@ class ComparedSide(StudioSchema):
 
 
 class ComparedStep(StudioSchema):
-    """One step in two runs; null: this run has no such step."""
+    """One step in two runs; null: no such step."""
 
     id: str
     title: Text
     a: ComparedSide | None = None
     b: ComparedSide | None = None
-    same: bool  # whether both outputs are equal
+    same: bool  # equal outputs
 
 
 class ComparedRuns(StudioSchema):
@@ -380,21 +364,20 @@ class ComparedRuns(StudioSchema):
     steps: list[ComparedStep]
 
 
-#: How a step spent its time.
 SegmentKind = Literal["queue", "rate_limit", "model", "tool", "person", "other"]
-#: Whether the calls of a step are recorded, repeated after an interruption, or have an unknown outcome.
+#: Of calls: recorded, repeated after an interruption, or with an unknown outcome.
 Effect = Literal["recorded", "repeated", "unknown"]
 
 
 class StepTokens(StudioSchema):
-    """Tokens of a step; null: the provider did not report them."""
+    """null: the provider did not report them."""
 
     input: int | None = None
     output: int | None = None
 
 
 class StepPlace(StudioSchema):
-    """The process that executes or executed a step; null: unknown."""
+    """The process of a step; null: unknown."""
 
     pid: int | None = None
     node: str | None = None
@@ -404,27 +387,26 @@ class StepPlace(StudioSchema):
 class StepSchema(StudioSchema):
     """One execution of a task, a delegation or a unit."""
 
-    id: str  # its instance, such as `writer#0`. Unique in the run.
-    #: key of the declared task or unit, as in the nodes of the flow; null: created during the run
-    node: str | None = None
-    parent: str | None = None  # the step around it: the delegating task, the loop of an iteration, the unit of a branch
+    id: str  # its instance, such as `writer#0`
+    node: str | None = None  # key of the declared task or unit; null: created during the run
+    parent: str | None = None  # the delegating task, the loop of an iteration, the unit of a branch
     kind: ExecutionKind
     title: Text  # at most 120 characters
-    agent: Text = ""  # role of its agent; empty: no agent, or unknown so far
+    agent: Text = ""  # role
     status: ExecutionStatus
-    number: int | None = None  # number of the iteration, attempt or graph step, from 1; or the item of a map
-    attempts: int = 0  # number of starts
+    number: int | None = None  # of the iteration, attempt or graph step, from 1; or the item of a map
+    attempts: int = 0  # starts
     started_at: Millis | None = None
     ended_at: Millis | None = None
-    segments: list[tuple[SegmentKind, Millis, Millis]] = []  # how it spent its time: kind, start, end
-    tools: list[tuple[Text, str, Millis]] = []  # its calls: name, outcome, end
+    segments: list[tuple[SegmentKind, Millis, Millis]] = []  # kind, start, end
+    tools: list[tuple[Text, str, Millis]] = []  # name, outcome, end
     tokens: StepTokens | None = None
     cost: CostSchema | None = None
-    level: int | None = None  # level in a map-reduce: 0 for maps
-    error: Text | None = None  # its error, in one line
+    level: int | None = None  # in a map-reduce; 0: maps
+    error: Text | None = None  # one line
     effect: Effect | None = None
     place: StepPlace | None = None
-    reviewed: bool = False  # whether one of its gates was decided
+    reviewed: bool = False  # one of its gates was decided
 
     @property
     def is_unit(self) -> bool:
@@ -436,7 +418,7 @@ class StepList(StudioSchema):
     """Answer to `GET api/studio/runs/ID/steps`."""
 
     steps: list[StepSchema]
-    cursor: int  # position for the next request, which returns later changes
+    cursor: int  # for the next request
 
 
 class LiveSteps(StepList):
@@ -451,30 +433,28 @@ class MessageSchema(StudioSchema):
 
 
 class RequestedCall(StudioSchema):
-    """A call that a model requested, with its arguments unchanged."""
-
     id: str
     name: Text
     arguments: Text
 
 
 class AnswerSchema(StudioSchema):
-    """An answer of a model. The first iteration is 0."""
+    """An answer of a model; the first iteration is 0."""
 
     iteration: int
     text: Text | None = None
-    reasoning: Text | None = None  # the reasoning before the answer
+    reasoning: Text | None = None  # before the answer
     tool_calls: list[RequestedCall] = []
     input_tokens: int | None = None
     output_tokens: int | None = None
-    reasoning_tokens: int | None = None  # part of the output tokens
+    reasoning_tokens: int | None = None
     latency_ms: int | None = None
     model: str | None = None
     started_at: Millis | None = None
 
 
 class ToolCallDetail(StudioSchema):
-    """A call of a tool and its result; null: the result is unknown."""
+    """A tool call; null: the result is unknown."""
 
     name: Text
     arguments: Text
@@ -487,8 +467,8 @@ class ToolCallDetail(StudioSchema):
 
 
 class GuardrailCheck(StudioSchema):
-    kind: str  # the checked side: `input` or `output`
-    name: Text = ""  # its code, as `module.name`; empty: unknown, since a refusal does not record it
+    kind: str  # `input` or `output`
+    name: Text = ""  # `module.name`; a refusal does not record it
     accepted: bool
     message: Text = ""
 
@@ -502,7 +482,7 @@ class ConstraintCheck(StudioSchema):
 
 
 class ContextCut(StudioSchema):
-    """A part that was removed from a prompt, so that the prompt fits."""
+    """A part that was removed from a prompt."""
 
     section: Text
     kept_tokens: int | None = None
@@ -515,7 +495,7 @@ class StepDetail(StepSchema):
 
     prompt: list[MessageSchema] = []
     answers: list[AnswerSchema] = []
-    tools_offered: list[Text] = []  # names of the tools that its model could call
+    tools_offered: list[Text] = []  # names
     tool_calls: list[ToolCallDetail] = []
     output: Text | None = None
     structured_output: Data = None
@@ -525,7 +505,5 @@ class StepDetail(StepSchema):
     directives: list[Text] = []
     reviews: list[ReviewSchema] = []
     failure: StepError | None = None
-    #: argument of `ensemble-ray fork --from` that repeats the step; null: the run cannot be forked there
-    fork_spec: str | None = None
-    #: full lengths of shortened texts, by field. `.../text?field=` returns the full texts.
-    cut: dict[str, int] = {}
+    fork_spec: str | None = None  # argument of `ensemble-ray fork --from`
+    cut: dict[str, int] = {}  # full lengths of shortened texts; `.../text?field=` returns the texts

@@ -23,7 +23,6 @@ from ensemble_ray.studio.local_actions import LocalActions
 from ensemble_ray.studio.processes import LocalClusters, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 
-#: Default port of studio.
 PORT = 7328
 _HIGHEST_PORT = 65535
 
@@ -45,12 +44,11 @@ class StudioServer:
 
         Args:
             address: Location of the records.
-            host: Host to listen on. Beyond loopback every request needs a key of the home.
+            host: Beyond loopback every request needs a key of the home.
             port: 0: any free port.
             has_actions: Whether the page can cancel, resume and fork runs, and decide reviews.
-            cluster: Address of the cluster whose processes the page shows; default `RAY_ADDRESS`, else the clusters of runs of
-                this machine.
-            files: A folder with graphs and traces to show; None: no folder.
+            cluster: Address of the cluster to show; default `RAY_ADDRESS`, else the clusters of runs of this machine.
+            files: A folder with graphs and traces.
         """
         if not 0 <= port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {port}")

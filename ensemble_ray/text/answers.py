@@ -1,4 +1,4 @@
-"""Read the answers of models: split tagged reasoning from the answer, and find JSON in text."""
+"""Split tagged reasoning from the answers of models, and find JSON in text."""
 
 from __future__ import annotations
 
@@ -12,27 +12,21 @@ _TAG = re.compile(rf"<(/?)({'|'.join(_NAMES)})>", re.IGNORECASE | re.ASCII)
 _BLANKS = re.compile(r"\s++")
 _TAGS = tuple(f"<{slash}{name}>" for name in _NAMES for slash in ("", "/"))
 _LONGEST_TAG = max(map(len, _TAGS))
-#: Most blanks before the first tag of a text; after more of them the answer begins.
-_MOST_BLANKS = 256
-#: Characters before and after a tag that a sentence quotes or mentions.
-_QUOTED_BEFORE, _QUOTED_BEHIND = " \t\"'`([", " \t\"'`)].,;:!?"
+_MOST_BLANKS = 256  # most blanks before the first tag of a text
+_QUOTED_BEFORE, _QUOTED_BEHIND = " \t\"'`([", " \t\"'`)].,;:!?"  # Characters around a tag that a sentence mentions.
 _FENCE = "```"
 
 
 class ReasoningSplitter:
     """Splits reasoning in tags from the answer while the text arrives in pieces.
 
-    A tag counts at the start of the text, or directly after another tag has closed. Reasoning without a closing tag lasts to
-    the end. The splitter holds back less than a tag, and the blanks before the first one. A stream cannot wait for a closing
-    tag without an opening one: `split_reasoning` finds it in the whole text.
+    A tag counts at the start of the text, or directly after a closed one. Reasoning without a closing tag lasts to the end.
     """
 
     def __init__(self) -> None:
-        #: whether the text has a tag
         self.has_tag = False
         self._held = ""
-        #: the tag that ends the reasoning; None: outside of reasoning
-        self._closing: str | None = None
+        self._closing: str | None = None  # closing tag of the reasoning; None: outside of it
         self._is_answer = False
 
     def feed(self, piece: str) -> list[tuple[str, bool]]:
@@ -56,7 +50,7 @@ class ReasoningSplitter:
                 self.has_tag = True
                 self._closing = None if found[1] else f"</{found[2].lower()}>"
                 position = found.end()
-            elif is_near and _may_begin_tag(text[begun : begun + _LONGEST_TAG]):
+            elif is_near and any(tag.startswith(text[begun : begun + _LONGEST_TAG].lower()) for tag in _TAGS):
                 self._held = text[position:]
                 break
             else:
@@ -68,7 +62,7 @@ class ReasoningSplitter:
         return [(held, self._closing is not None)] if held else []
 
     def _read_reasoning(self, text: str, start: int, closing: str, parts: list[tuple[str, bool]]) -> int:
-        """Return the position after the closing tag. The possible start of a tag is held back."""
+        """Return the position after the closing tag."""
         found = next((each for each in _TAG.finditer(text, start) if each[0].lower() == closing), None)
         if found is not None:
             self._closing = None
@@ -83,12 +77,8 @@ class ReasoningSplitter:
         return behind
 
 
-def _may_begin_tag(text: str) -> bool:
-    return any(tag.startswith(text.lower()) for tag in _TAGS)
-
-
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    r"""Return the reasoning in a model's text, or None, and the answer. It runs in linear time.
+    r"""Return the reasoning in a model's text, or None, and the answer, in linear time.
 
     Examples:
         >>> split_reasoning("<think>\nPerhaps 41?\n</think>\n\n42")
@@ -131,10 +121,8 @@ def _is_mentioned(text: str, tag: re.Match[str]) -> bool:
     return True
 
 
-#: Most failed attempts per text: each one costs the time to count the lines before it.
-_MOST_OPENINGS = 1000
-#: Most characters to read in failed attempts, in lengths of the text: an unterminated string is read to the end.
-_MOST_PASSES = 8
+_MOST_OPENINGS = 1000  # most failed attempts per text: each counts the lines before it
+_MOST_PASSES = 8  # limit of the characters read in failed attempts, in lengths of the text
 _decoder = json.JSONDecoder()
 
 
@@ -150,10 +138,7 @@ def find_json(text: str, openings: re.Pattern[str]) -> FoundJson | None:
 
 
 def iter_json(text: str, openings: re.Pattern[str]) -> Iterator[FoundJson]:
-    """Yield the JSON values in a text, in order. The search ends early if too many attempts fail.
-
-    A value inside another value, or inside the valid part of a broken one, is not yielded.
-    """
+    """Yield the outermost JSON values in a text, in order. The search ends early if too many attempts fail."""
     left = _MOST_PASSES * len(text)
     failed = position = 0
     while failed < _MOST_OPENINGS and left >= 0 and (opening := openings.search(text, position)) is not None:
@@ -163,10 +148,10 @@ def iter_json(text: str, openings: re.Pattern[str]) -> Iterator[FoundJson]:
         try:
             value, end = _decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            # The error of an unterminated string has the position of its start, although it was read to the end.
+            # Its position is the start of the string, which was read to the end.
             left -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             position = max(position, error.pos)
-        except ValueError:  # a number with more digits than Python converts, at an unknown position
+        except ValueError:  # a number with too many digits, at an unknown position
             left -= len(text) - start
         except RecursionError:  # nested too deeply, also from the next positions on
             return

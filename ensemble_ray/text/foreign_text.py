@@ -1,7 +1,4 @@
-"""Texts from users, models, endpoints and tools: make them valid UTF-8, and safe for logs, terminals and headers.
-
-No function here fails because of the content of a text. Halves of surrogate pairs have no form in UTF-8.
-"""
+"""Texts from users, models, endpoints and tools: make them valid UTF-8, and safe for logs, terminals and headers."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import cast
 
-#: Longest foreign text in a log line, characters.
-LOG_LIMIT = 1000
+LOG_LIMIT = 1000  # characters of a foreign text in a log line
 
 #: An escape in JSON text: a surrogate pair, half of one, or another character.
 _JSON_ESCAPE = re.compile(
@@ -22,7 +18,7 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class TextLine(str):
-    """A text that `one_line` has already cut to one line."""
+    """A text that is cut to one line already."""
 
     __slots__ = ()
 
@@ -44,7 +40,7 @@ def whole_text(text: str) -> str:
 
 
 def whole_data(value: object) -> object:
-    """Apply `whole_text` to the strings and keys of JSON data. Data nested too deeply stays unchanged."""
+    """Apply `whole_text` to JSON data, unless it is nested too deeply."""
     try:
         return _whole(value)
     except RecursionError:
@@ -70,14 +66,13 @@ def whole_json(text: str) -> str:
 
 
 class SurrogateJoiner:
-    """Applies `whole_text` to the pieces of a stream. Half of a pair at the end of a piece waits for the next piece."""
+    """Applies `whole_text` to the pieces of a stream, also to a pair that two pieces share."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        piece = self._held + piece
-        self._held = ""
+        piece, self._held = self._held + piece, ""
         if piece and "\ud800" <= piece[-1] <= "\udbff":
             self._held, piece = piece[-1], piece[:-1]
         return whole_text(piece)
@@ -87,7 +82,7 @@ class SurrogateJoiner:
 
 
 def one_line(text: str, limit: int | None = LOG_LIMIT) -> TextLine:
-    r"""Return a text as one line: control characters escaped, and cut to a length.
+    r"""Return a text as one line, cut to a length.
 
     Examples:
         >>> one_line("first\nsecond", 9)
@@ -123,35 +118,32 @@ _STEERING = (
     r"\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible annotations and tags
     r"\ud800-\udfff"  # halves of surrogate pairs
 )
-#: A carriage return before a line feed is harmless.
-_CONTROL = re.compile(rf"(?!\r\n)[{_STEERING}]")
-#: In JSON text, where C0 characters are escaped already.
-_IN_JSON = re.compile(rf"(?![\r\n])[{_STEERING}]")
+_CONTROL = re.compile(rf"(?!\r\n)[{_STEERING}]")  # a carriage return before a line feed is harmless
+_IN_JSON = re.compile(rf"(?![\r\n])[{_STEERING}]")  # C0 characters are escaped in JSON text
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Replace characters that control a terminal by visible escapes such as `\x1b` (S-SEC-60).
+    r"""Escape characters that control a terminal, except tabs and line breaks (S-SEC-60).
 
-    Tabs, line breaks and merely unusual characters stay. `rich` escapes only five characters and passes the escape
-    character; `repr` also escapes the blanks of other scripts.
+    `rich` passes the escape character; `repr` escapes the blanks of other scripts too.
     """
     return _CONTROL.sub(_escape, text)
 
 
 def escape_surrogates(text: str) -> str:
-    r"""Replace halves of surrogate pairs, which no stream can encode, by visible escapes such as `\ud83d`."""
+    r"""Replace halves of surrogate pairs, which no stream can encode, by visible escapes."""
     return _SURROGATE.sub(_escape, text)
 
 
 def escape_unencodable(text: str, encoding: str | None) -> str:
-    r"""Replace characters that an encoding lacks by visible escapes such as `\u2026`; None: the encoding has all."""
+    r"""Replace characters that an encoding lacks by visible escapes; None: it has all."""
     return text if encoding is None else text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def escape_json(text: str, encoding: str | None = None) -> str:
-    """Escape the characters of JSON text that control a terminal, as JSON escapes them."""
+    """Escape characters of JSON text that control a terminal, or that the encoding lacks."""
     safe = _IN_JSON.sub(_escaped_in_json, text)
     try:
         safe.encode(encoding or "utf-8")
@@ -169,13 +161,12 @@ def _escaped_in_json(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-#: Clients encode other characters in different ways, and most fail.
-_NOT_CARRIED = re.compile(r"[^\t\x20-\x7e]")
+_NOT_CARRIED = re.compile(r"[^\t\x20-\x7e]")  # clients encode other characters in different ways, and most fail
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def header_flaw(value: str) -> str:
-    r"""Return why a text cannot be a header's value, without its content; empty if it can.
+    r"""Return why a text cannot be a header's value, without its content, or "".
 
     Examples:
         >>> header_flaw("sk-1\nsk-2"), header_flaw("sk-\u201c1")
@@ -196,5 +187,5 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def estimate_tokens(characters: int) -> int:
-    """Estimate the tokens of a text by its length, rounded down."""
+    """Estimate the tokens of a text, rounded down."""
     return characters // CHARACTERS_PER_TOKEN

@@ -1,7 +1,6 @@
 """Decompress the body of an HTTP response while it is read, within limits.
 
-A kilobyte may expand to gigabytes. So the limit applies to every stage, from the compressed bytes to the content, and
-memory holds at most one piece of `STEP_BYTES` per stage.
+A kilobyte may expand to gigabytes, so every stage has the limit. Memory holds one piece of `STEP_BYTES` per stage.
 """
 
 from __future__ import annotations
@@ -9,24 +8,19 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
-#: Requested codings; no others are supported.
 ACCEPTED_CODINGS = "gzip, deflate"
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
-#: Some servers compress twice by mistake.
-_MOST_LAYERS = 2
-#: Small, since zlib copies the rest after the end of a gzip member, and a step may contain a thousand members.
-STEP_BYTES = 16_384
-#: Compressed data may exceed its content by this much: headers, and a thousandth for incompressible data.
-_SLACK_BYTES, _SLACK_PART = 65_536, 1_000
+_MOST_LAYERS = 2  # some servers compress twice by mistake
+STEP_BYTES = 16_384  # small: zlib copies the rest after each gzip member, and a step may contain a thousand
+_SLACK_BYTES, _SLACK_PART = 65_536, 1_000  # headers, and a thousandth of the content
 _SHOWN = 40
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
-class UnpackingError(ValueError):
-    """The body cannot be decompressed within its limits."""
+class UnpackingError(ValueError): ...
 
 
 def bound_response(
@@ -41,109 +35,83 @@ def bound_response(
 ) -> None:
     """Decompress and limit the body of an `httpx` or `httpx2` response while it is read.
 
-    Args:
-        response: A response with an unread body.
-        fail: Creates the error for a body that is too long or invalid, from the reason.
-        max_bytes: Limit of the decompressed body.
-        check: Raises a `ValueError` if a number of decompressed bytes is too large; None: `max_bytes` is the limit.
-        cut_bytes: Reading stops after so many bytes; None: the whole body is read.
-        layers: How often the body may be compressed.
-        on_piece: Called with each decompressed piece of at most `STEP_BYTES` before it is read.
-
-    Raises:
-        Exception: The error of `fail`: the coding is not supported.
+    `fail` makes the error for a refused body from the reason. `check` raises a `ValueError` for too many decompressed bytes; None:
+    `max_bytes` is the limit. Reading stops after `cut_bytes`. `on_piece` is called with each piece before it is read.
     """
     try:
         unpacker = BodyUnpacker(codings_of(response.headers.pop("content-encoding", ""), layers), max_bytes=max_bytes)
     except UnpackingError as error:
         raise fail(str(error)) from None
 
-    def check_size(received_bytes: int) -> None:
+    def check_limit(received_bytes: int) -> None:
         if received_bytes > max_bytes:
             raise UnpackingError(f"it is longer than {max_bytes} bytes, the limit of an answer")
 
+    packed = response.stream
+
+    def read(_: object) -> AsyncIterator[bytes]:
+        return _read(packed, unpacker, check or check_limit, cut_bytes, fail, on_piece=on_piece)
+
+    async def close(_: object) -> None:
+        await packed.aclose()
+
     # The stream must be a class of the same package as the response.
-    package = sys.modules[type(response.stream).__module__.partition(".")[0]]
-    bounded = cast("Any", type("BoundedBody", (_BoundedBody, package.AsyncByteStream), {}))
-    response.stream = bounded(response.stream, unpacker, check or check_size, cut_bytes, fail, on_piece=on_piece)
+    package: Any = sys.modules[type(packed).__module__.partition(".")[0]]
+    response.stream = type("BoundedBody", (package.AsyncByteStream,), {"__aiter__": read, "aclose": close})()
 
 
-class _BoundedBody:
-    def __init__(
-        self,
-        packed: Any,
-        unpacker: BodyUnpacker,
-        check: Callable[[int], None],
-        cut_bytes: int | None,
-        fail: Callable[[str], Exception],
-        *,
-        on_piece: Callable[[bytes], None] | None,
-    ) -> None:
-        self._packed = packed
-        self._unpacker = unpacker
-        self._check = check
-        self._cut_bytes = cut_bytes
-        self._fail = fail
-        self._on_piece = on_piece
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        received_bytes = 0
-        async for piece in self._packed:
-            try:
-                for content in self._unpacker.feed(piece):
-                    received_bytes += len(content)
-                    if self._cut_bytes is not None and received_bytes > self._cut_bytes:
-                        return
-                    self._check(received_bytes)
-                    if self._on_piece is not None:
-                        self._on_piece(content)
-                    yield content
-            except ValueError as error:
-                raise self._fail(str(error)) from None
-
-    async def aclose(self) -> None:
-        await self._packed.aclose()
+async def _read(
+    packed: Any,
+    unpacker: BodyUnpacker,
+    check: Callable[[int], None],
+    cut_bytes: int | None,
+    fail: Callable[[str], Exception],
+    *,
+    on_piece: Callable[[bytes], None] | None,
+) -> AsyncIterator[bytes]:
+    received_bytes = 0
+    async for piece in packed:
+        try:
+            for content in unpacker.feed(piece):
+                received_bytes += len(content)
+                if cut_bytes is not None and received_bytes > cut_bytes:
+                    return
+                check(received_bytes)
+                if on_piece is not None:
+                    on_piece(content)
+                yield content
+        except ValueError as error:
+            raise fail(str(error)) from None
 
 
 def codings_of(header: str, layers: int = _MOST_LAYERS) -> tuple[str, ...]:
-    """Return the codings in a `Content-Encoding`, in the order in which the server applied them.
-
-    Raises:
-        UnpackingError: A coding is not supported, or there are too many.
-    """
+    """Return the codings in a `Content-Encoding`, in its order. An UnpackingError: one is not supported."""
     names = [name for part in header.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
     if len(names) > layers:
         raise UnpackingError(f"the body is packed {len(names)} times; at most {layers} are unpacked")
     for name in names:
         if name not in _CODINGS:
             shown = ascii(name[:_SHOWN])
-            raise UnpackingError(
-                f"the body is packed as {shown}, which was not asked for; supported: {ACCEPTED_CODINGS}"
-            )
+            msg = f"the body is packed as {shown}, which was not asked for; supported: {ACCEPTED_CODINGS}"
+            raise UnpackingError(msg)
     return tuple(_CODINGS[name] for name in names)
 
 
 class BodyUnpacker:
-    """Decompresses one body.
-
-    Args:
-        codings: The result of `codings_of`.
-        max_bytes: Limit of the content; every stage before it may be slightly larger.
-    """
+    """Decompresses one body; `max_bytes` limits the content."""
 
     def __init__(self, codings: Sequence[str], *, max_bytes: int) -> None:
         allowed = max_bytes + max_bytes // _SLACK_PART + _SLACK_BYTES
         self._layers = [_Layer(coding) for coding in reversed(codings)]
-        #: remaining bytes of the compressed body, and of all layers except the last
-        self._left = [allowed] * len(codings)
+        self._left = [allowed] * len(codings)  # allowed bytes of the compressed body, and of all layers except the last
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the content of these bytes in pieces of at most `STEP_BYTES`."""
+        """Yield the content in pieces of at most `STEP_BYTES`."""
         for at in range(0, len(data), STEP_BYTES):
             yield from self._through(0, data[at : at + STEP_BYTES])
 
     def finish(self) -> None:
-        """Check that the body is complete; an empty body is."""
+        """Check that the body is complete or empty."""
         if any(layer.is_open for layer in self._layers):
             raise UnpackingError("the packed body ends in the middle")
 
@@ -162,9 +130,7 @@ class _Layer:
     def __init__(self, coding: str) -> None:
         self._coding = coding
         self._decoder = zlib.decompressobj(_GZIP) if coding == "gzip" else None
-        #: start of a `deflate` body, until its form is known
-        self._head = b""
-        #: whether the data has begun and not ended
+        self._head = b""  # start of a `deflate` body, until its form is known
         self.is_open = False
         self._is_over = False
 
@@ -194,7 +160,7 @@ class _Layer:
                 return
 
     def _next_member(self, rest: bytes) -> bytes:
-        """Return the next member of a gzip file; other data after the end is padding, and dropped."""
+        """Return the next member of a gzip file. Other data after the end is padding."""
         self._is_over, self.is_open = True, False
         if self._coding != "gzip" or not rest or not _GZIP_MAGIC.startswith(rest[:2]):
             return b""

@@ -1,4 +1,4 @@
-"""Delegation requests, responses and policies, and the requests to the runner of an agent."""
+"""Delegations: requests, responses and policies, and the requests to the runner of an agent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DelegationPriority(StrEnum):
-    """The urgency of a delegation; it has no effect on scheduling."""
+    """The urgency of a delegation, without effect on scheduling."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -34,20 +34,18 @@ class DelegationStatus(StrEnum):
 
     SUCCESS = "success"
     FAILURE = "failure"
-    #: the built-in tools never produce it (S-DEL-32)
-    PARTIAL = "partial"
+    PARTIAL = "partial"  # never of the built-in tools (S-DEL-32)
 
 
-def _id_of(value: object) -> object:
-    is_present = value is not None and not (isinstance(value, str) and not value.strip())
-    return value if is_present else str(uuid.uuid4())
+def _is_blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 class DelegationRequest(Value):
     """A task that one agent delegates to another.
 
     Attributes:
-        task_id: Id of this delegation; a new UUID if omitted or blank. The response, events and log lines have the same id.
+        task_id: Id of this delegation, also in its response, events and log lines. Default: a new UUID.
         agent_role: Role of the worker.
         task_description: The task.
         scope: Subject of the work, for policies.
@@ -55,11 +53,13 @@ class DelegationRequest(Value):
         expected_output_schema: Schema of the result, for policies.
         max_output_retries: Corrections of the result, for policies.
         metadata: Other data for policies.
-
-    `replace` keeps the id.
     """
 
-    task_id: Annotated[str, BeforeValidator(_id_of), Field(validate_default=True)] = ""
+    task_id: Annotated[
+        str,
+        BeforeValidator(lambda value: str(uuid.uuid4()) if _is_blank(value) else value),
+        Field(validate_default=True),
+    ] = ""
     agent_role: str
     task_description: str
     scope: JsonObject = Field(default_factory=dict[str, Any])
@@ -75,8 +75,7 @@ class DelegationRequest(Value):
         if isinstance(data, Mapping):
             arguments = cast("Mapping[str, object]", data)
             for name in ("agent_role", "task_description"):
-                text = arguments.get(name)
-                if text is None or (isinstance(text, str) and not text.strip()):
+                if _is_blank(arguments.get(name)):
                     raise ValidationError(f"DelegationRequest {name} must not be blank")
         return data
 
@@ -93,8 +92,8 @@ class DelegationResponse(Value):
         worker_role: Role of the worker.
         raw_output: The worker's text; None for a failure.
         parsed_output: None: built-in delegations have no output type.
-        artifacts: Always empty for built-in delegations.
-        errors: Texts of a failure; empty for a success.
+        artifacts: Empty for built-in delegations.
+        errors: Texts of a failure.
         duration: Since the creation of the request.
     """
 
@@ -117,12 +116,9 @@ class DelegationResponse(Value):
 class DelegationPolicyContext:
     """The situation of a delegation, for policies."""
 
-    #: `Manager` in a hierarchical run
-    delegating_agent_role: str
-    #: 0: the delegating task is a task of the plan
-    current_depth: int
+    delegating_agent_role: str  # `Manager` in a hierarchical run
+    current_depth: int  # 0: by a task of the plan
     max_depth: int
-    #: in order, without the delegating agent
     available_worker_roles: Sequence[str]
 
 
@@ -133,16 +129,12 @@ class DelegationPolicyResult:
     Examples:
         >>> DelegationPolicyResult.reject("not today").reason
         'not today'
-        >>> DelegationPolicyResult.allow() is DelegationPolicyResult.allow()
-        True
     """
 
     _ALLOW: ClassVar[DelegationPolicyResult]
 
     verdict: Literal["allow", "reject", "modify"]
-    #: of a rejection
     reason: str = ""
-    #: of a modification: the new request
     request: DelegationRequest | None = None
 
     @classmethod
@@ -187,14 +179,13 @@ class DelegationPolicy(Protocol):
         ...
 
 
-#: A policy as a function, sync or async.
 PolicyFunction = Callable[
     [DelegationRequest, DelegationPolicyContext], DelegationPolicyResult | Awaitable[DelegationPolicyResult]
 ]
 
 
 def spoken_role(role: str) -> str:
-    """Normalize a role for the search of a worker: white space around it and case are ignored (S-DEL-2, S-HIER-21)."""
+    """Normalize a role for the search of a worker (S-DEL-2, S-HIER-21)."""
     return role.strip().casefold()
 
 
@@ -202,47 +193,38 @@ def spoken_role(role: str) -> str:
 class Peer:
     """An agent that can receive delegated work."""
 
-    #: key of the agent in the plan
     key: str
     role: str
-    #: whether its answers stream, unless the task says otherwise
-    is_streaming: bool = False
+    is_streaming: bool = False  # unless the task says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationContext:
-    """The settings of all delegations of a run; they travel with the run's frame."""
+    """The settings of all delegations of a run."""
 
-    #: in the order of the ensemble's agents
     peers: Sequence[Peer] = ()
-    #: how deep delegations may be nested (S-DEL-11)
-    max_depth: int = 3
-    #: names of the policies, in order; the run's callables evaluate them
-    policies: Sequence[str] = ()
-    #: time limit of one delegation, s; None: no limit
-    timeout_s: float | None = None
-    #: most workers of a manager at the same time; None: no cap
-    most_at_once: int | None = None
-    #: how often a delegation is sent again after the death of its process
-    retries: int = 2
+    max_depth: int = 3  # S-DEL-11
+    policies: Sequence[str] = ()  # names; the run's callables evaluate them
+    timeout_s: float | None = None  # of one delegation
+    most_at_once: int | None = None  # of a manager; None: no cap
+    retries: int = 2  # after the death of its process
 
     def find(self, role: str) -> Peer | None:
-        """Return the first agent with a role; case and spaces around it are ignored."""
+        """Return the first agent with a role."""
         wanted = spoken_role(role)
         return next((each for each in self.peers if spoken_role(each.role) == wanted), None)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles of the peers, in order."""
+        """Roles of the peers."""
         return tuple(each.role for each in self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequest:
-    """A task for the runner of its agent.
+    """A task for the runner of its agent, with the messages that an agent with a model would send.
 
-    The messages are those that an agent with a model would send: role and goal, then the task with its context, memory
-    and notes. For a correction they include the runner's earlier answer and the problem with it.
+    A correction includes the runner's earlier answer and the problem with it.
     """
 
     #: the system prompt first, the current question last, earlier messages between them
@@ -250,20 +232,14 @@ class TaskRequest:
     description: str
     expected_output: str
     agent_role: str
-    #: in context order
     context_outputs: tuple[TaskOutput, ...] = ()
     output_type: type[object] | None = None
-    #: JSON schema of `output_type`; None: no type, or no schema that endpoints can enforce
-    output_schema: Mapping[str, object] | None = None
+    output_schema: Mapping[str, object] | None = None  # None: no type, or no schema that endpoints can enforce
     run_id: str = ""
-    #: key of the task in its plan, and the path of this execution
-    task: str = ""
+    task: str = ""  # key in the plan, and path of this execution
     instance: str = ""
-    #: 0: the first call of the runner by this task
-    attempt: int = 0
-    #: different for each attempt; a resumed run repeats the key, so that the runner can do its work once
-    idempotency_key: str = ""
-    #: whether pieces of the answer are streamed
+    attempt: int = 0  # 0-based number of the call by this task
+    idempotency_key: str = ""  # different for each attempt; a resumed run repeats it
     is_streaming: bool = False
 
     @property
@@ -278,12 +254,12 @@ class TaskRequest:
 
     @property
     def history(self) -> tuple[ChatMessage, ...]:
-        """The messages between them."""
+        """The messages between system prompt and prompt."""
         return self.messages[1:-1]
 
     @property
     def text(self) -> str:
-        """The whole conversation as one text, for agents that accept one text."""
+        """The whole conversation as one text."""
         earlier = (f"{each.role.capitalize()}: {each.content or ''}" for each in self.history)
         return "\n\n".join(part for part in (self.system_prompt, *earlier, self.prompt) if part)
 
@@ -293,11 +269,8 @@ class TaskAnswer:
     """The answer of a runner that has more than a text."""
 
     text: str = ""
-    #: JSON-able data or an object of the task's `output_type`; its JSON is the answer if the task has an output type or
-    #: the text is empty
+    #: data or an object of the `output_type`; used if the task has one or the text is empty
     structured_output: object = None
-    #: tokens that its models used for it; -1: unknown
-    input_tokens: int = -1
+    input_tokens: int = -1  # -1: unknown
     output_tokens: int = -1
-    #: why its model stopped, as its provider reports it; `length`: the answer was cut off
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # as the model's provider reports it; `length`: the answer was cut off

@@ -1,42 +1,35 @@
-"""Descriptions of a cluster's processes, tasks, limits and endpoints, and reports of its nodes.
+"""Descriptions of a cluster's processes, tasks, limits and endpoints, and reports of its nodes, as JSON.
 
-They travel as JSON. A reader ignores unknown fields, so that processes of two versions understand each other. An actor
-describes a bounded number of things and counts the rest.
+Readers ignore unknown fields, for other versions. An actor describes a bounded number of things and counts the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
-#: Most processes, tasks and runs of a process, agents of a run in it, buckets and endpoints in the description of an actor.
+#: Limits of a description: processes of an actor, tasks and runs of a process, agents of a run, buckets, endpoints.
 MOST_PROCESSES, MOST_TASKS, MOST_AGENTS, MOST_BUCKETS, MOST_ENDPOINTS = 500, 50, 20, 200, 50
-#: Most processes in the description of a bucket.
 MOST_HOLDERS = 8
 
 ActorKind: TypeAlias = Literal["scheduler", "agent", "manager", "callables", "journal", "limiter", "events", "driver"]
-#: `starting`: has not answered yet, or waits for a node; `silent`: has begun, and does not answer now; `kept`: idle until a
-#: next run; `retiring`: blocked, and ends with its last run.
+#: `starting`: has not answered yet, or waits for a node; `silent`: does not answer now; `kept`: idle, for a next run;
+#: `retiring`: ends with its last run.
 ActorState: TypeAlias = Literal["ready", "starting", "silent", "kept", "retiring"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketDescription:
     name: str
-    #: permits per period
     requests: int
     period_s: float
-    #: available permits
-    tokens: int
-    #: callers in its queue
+    tokens: int  # available
     waiting: int
-    #: unused permits that processes hold
-    leased: int = 0
-    #: some of the processes that request permits
+    leased: int = 0  # held by processes, unused
     holders: tuple[str, ...] = ()
 
 
@@ -45,40 +38,30 @@ class EndpointDescription:
     """A model endpoint, as one process sees it."""
 
     name: str
-    #: `open`: the circuit breaker blocks calls; `half_open`: it allows one probe
-    state: Literal["closed", "open", "half_open"]
-    #: time until the next probe, s; None: the breaker is closed, or a probe is allowed now
-    probe_in_s: float | None = None
+    state: Literal["closed", "open", "half_open"]  # `open`: the breaker blocks calls; `half_open`: it allows one probe
+    probe_in_s: float | None = None  # None: closed, or a probe is allowed now
     last_failure: str = ""
-    #: most concurrent calls, after the endpoint requested fewer; None: no limit
-    limit: int | None = None
-    #: calls in flight
+    limit: int | None = None  # of concurrent calls, if the endpoint requested one
     sent: int = 0
-    #: calls that wait for the breaker or for a slot under the limit
-    waiting: int = 0
+    waiting: int = 0  # for the breaker or a slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDescription:
     run_id: str
     instance: str
-    #: when it began in its process, Unix time in s; None: it waits there, or is in transit
-    began_at: float | None = None
-    #: how many processes died while they ran it
-    deaths: int = 0
+    began_at: float | None = None  # Unix time, s; None: it waits there, or is in transit
+    deaths: int = 0  # of processes that ran it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
     run_id: str
-    #: roles of the run's agents in the process
-    agents: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()  # roles
     more_agents: int = 0
-    #: 1-based number of the process among the processes of these agents, and their count
-    replica: int = 1
+    replica: int = 1  # 1-based, among the processes of these agents
     replicas: int = 1
-    #: how many predecessors of this process died
-    lost: int = 0
+    lost: int = 0  # predecessors that died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,28 +69,24 @@ class ProcessDescription:
     name: str
     kind: ActorKind
     state: ActorState = "ready"
-    #: Ray's id of its node; empty: unknown
-    node_id: str = ""
+    node_id: str = ""  # empty: unknown
     host: str = ""
     pid: int | None = None
     memory_bytes: int | None = None
-    #: resources that it reserves on its node
     reserved: str = ""
-    #: how often Ray restarted it; None: unknown, or another process replaces it instead
-    restarts: int | None = None
+    restarts: int | None = None  # by Ray; None: unknown, or another process replaces it
     note: str = ""
     runs: tuple[RunDescription, ...] = ()
     more_runs: int = 0
     tasks: tuple[TaskDescription, ...] = ()
     more_tasks: int = 0
-    #: all tasks that wait there or are in transit
-    queue: int = 0
+    queue: int = 0  # tasks that wait or are in transit
     endpoints: tuple[EndpointDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorDescription:
-    """An actor, the processes that it created, and the limits that it owns."""
+    """An actor, the processes that it created, and its limits."""
 
     process: ProcessDescription
     processes: tuple[ProcessDescription, ...] = ()
@@ -119,8 +98,7 @@ class ActorDescription:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescription:
     node_id: str
-    #: its host's name, or its address
-    name: str
+    name: str  # host, or address
     address: str = ""
 
 
@@ -129,7 +107,6 @@ class ClusterDescription:
     address: str
     nodes: tuple[NodeDescription, ...] = ()
     actors: tuple[ActorDescription, ...] = ()
-    #: actors that did not answer, and advice
     notes: tuple[str, ...] = ()
 
 
@@ -161,58 +138,39 @@ def load_cluster(body: bytes) -> ClusterDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointQuestion:
-    #: base URL without a user; empty: the node's own `OPENAI_BASE_URL`
-    url: str
-    #: whether the model has its key, so that the node needs none
-    has_key: bool = True
+    url: str  # without a user; empty: `OPENAI_BASE_URL` of the node
+    has_key: bool = True  # else the node needs one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeQuestion:
-    #: names of distributions that must have the same version
     packages: Sequence[str] = ()
-    #: pickles that import modules of the user, by the user's name for them: `Agent 'Writer'`
+    #: pickles with modules of the user, by a name such as `Agent 'Writer'`
     payloads: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     endpoints: Sequence[EndpointQuestion] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    #: Ray's address of the node
     address: str
-    #: Ray's id of the node; two nodes may share an address
-    node_id: str = ""
+    node_id: str = ""  # two nodes may share an address
     python: str = ""
-    #: versions by distribution; empty: not installed
-    packages: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: why pickles cannot be loaded, by the user's name for them
-    unloadable: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: why endpoints cannot be used, by shown URL; empty: they can be
-    endpoints: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: why the node did not answer; empty: it did
-    refusal: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])  # versions; empty: not installed
+    unloadable: Mapping[str, str] = field(default_factory=dict[str, str])  # reasons, by the name of the payload
+    endpoints: Mapping[str, str] = field(default_factory=dict[str, str])  # reasons, by URL; empty: it can be used
+    refusal: str = ""  # empty: it answered
     duration_s: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "address": self.address,
-            "node_id": self.node_id,
-            "python": self.python,
-            "packages": dict(self.packages),
-            "unloadable": dict(self.unloadable),
-            "endpoints": dict(self.endpoints),
-            "refusal": self.refusal,
-            "duration_s": round(self.duration_s, 3),
-        }
+        return {**asdict(self), "duration_s": round(self.duration_s, 3)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesReport:
-    """The answers of all nodes, and the state of the process that sent the questions."""
+    """The answers of all nodes, and the state of the asking process."""
 
     here: NodeReport
     nodes: Sequence[NodeReport]
-    #: time until all nodes had answered
     duration_s: float = 0.0
 
     @property
@@ -238,7 +196,7 @@ class NodesReport:
             yield f"{name} cannot be loaded: {reason}", ship
         for url, reason in node.endpoints.items():
             if reason:
-                connect = (
+                check = (
                     "Check the network and the environment of that node: the agents that live there call the endpoint"
                 )
-                yield f"{url}: {reason}", connect
+                yield f"{url}: {reason}", check

@@ -1,8 +1,6 @@
 """Errors as JSON-able data for records, and back (S-DUR-39).
 
-No class is imported because a record names it. The library's own errors, built-in ones and listed provider errors keep
-their classes; a stand-in with the class name and text replaces every other error. Task outputs and traces are
-omitted: the record contains them elsewhere, and a run adds its own.
+No class is imported because a record names it: unknown errors become stand-ins. Task outputs and traces are omitted.
 """
 
 from __future__ import annotations
@@ -17,21 +15,13 @@ import pydantic
 
 from ensemble_ray import errors
 from ensemble_ray.errors.texts import cause_chain, message_of
-from ensemble_ray.errors.travel import (
-    notes_of,
-    pack_provider_error,
-    plain_fields,
-    rebuild,
-    stand_in,
-    unpack_provider_error,
-)
+from ensemble_ray.errors.travel import notes_of, pack_provider_error, plain_fields, rebuild, stand_in
+from ensemble_ray.errors.travel import unpack_provider_error as unpack_provider
 from ensemble_ray.values.trace import PhaseStatus, jsonable
 from ensemble_ray.values.value import RateLimit
 
-#: Longest chain of causes in a record.
 _MAX_CHAIN = 32
 _OMITTED_FIELDS = frozenset({"completed_task_outputs", "output_type", "trace", "__notes__"})
-#: Errors with the outputs of completed tasks.
 _WITH_OUTPUTS = (
     errors.TaskExecutionError,
     errors.ParallelExecutionError,
@@ -61,7 +51,7 @@ def error_data(error: BaseException) -> dict[str, object]:
 
 
 def error_from(data: Mapping[str, object], *, output_type: type[object] | UnionType | None = None) -> BaseException:
-    """Return a recorded error with its causes. Damaged data produces a stand-in. Records contain no types."""
+    """Return a recorded error with its causes. Damaged data produces a stand-in."""
     links: list[Mapping[str, object]] = []
     at: object = data
     while isinstance(at, Mapping) and len(links) < _MAX_CHAIN:
@@ -129,10 +119,10 @@ def _error(link: Mapping[str, object], output_type: type[object] | UnionType | N
 
 
 def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
-    """Return an error of another package: itself if its class is listed, else a stand-in."""
+    """Return an error of another package: a listed class, else a stand-in."""
     provider, args, fields = link.get("provider"), link.get("args"), link.get("fields")
     if isinstance(provider, Mapping):
-        found = unpack_provider_error(cast("Mapping[str, object]", provider))
+        found = unpack_provider(cast("Mapping[str, object]", provider))
         if found is not None:
             return found
     if isinstance(args, list) and name in _BUILTIN:
@@ -147,7 +137,6 @@ def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
 
 
 def _value(field: str, value: object, output_type: type[object] | UnionType | None) -> object:
-    """Return the value of a field, which may have a type that JSON lacks."""
     match field:
         case "rate_limit":
             limit = cast("Mapping[str, object]", value)

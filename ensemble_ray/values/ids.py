@@ -1,8 +1,7 @@
 """Names of runs, tasks and effects.
 
-- The object id of a definition finds it inside a process, and is never recorded.
-- The task key is a task's name, or its ordinal in the plan.
-- The instance is a path of `key#occurrence`; the name of an effect is `instance/turn/call`.
+A task key is a task's name or ordinal, an instance a path of `key#occurrence`, an effect `instance/turn/call`. Object ids
+are never recorded.
 """
 
 from __future__ import annotations
@@ -11,13 +10,10 @@ import hashlib
 import os
 import uuid
 
-#: The name of facts about a run as a whole.
-RUN = "run"
-#: Key of delegated work, inside its call.
+RUN = "run"  # name of facts about the whole run
 _DELEGATE = "delegate"
-#: Prefix of the key of a reflection that follows its task.
 _REFLECT = "reflect:"
-#: The digit with a UUID's variant, of which two bits are fixed.
+#: Two bits of this digit of a UUID are fixed.
 _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
@@ -26,15 +22,14 @@ def new_object_id() -> str:
 
 
 def new_run_id() -> str:
-    """Return a new run id: a random UUID (S-ENG-2). No other random name is recorded."""
+    """Return a random UUID (S-ENG-2). No other random name is recorded."""
     return str(uuid.uuid4())
 
 
 def uuid_of(name: str) -> str:
-    """Return the SHA-256 of a name in the form of a version-4 UUID, so that a resumed run finds the same id."""
+    """Return the SHA-256 of a name in the form of a UUID."""
     digits = hashlib.sha256(name.encode()).hexdigest()
     variant = _VARIANTS[digits[16]]
-    # Each task needs one, and text is faster than a `UUID` object.
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
 
 
@@ -44,7 +39,7 @@ def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
 
 
 def key_of(instance: str) -> str:
-    """Return an instance without its last occurrence: `facts` of `facts#0`."""
+    """Return an instance without its last occurrence."""
     return instance.rpartition("#")[0]
 
 
@@ -63,14 +58,14 @@ def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
 
 
 def delegated_instance(effect: str) -> str:
-    """Return the instance of the work that a call delegates: `facts#0/2/call-1/delegate#0`."""
+    """Return the instance of delegated work: `facts#0/2/call-1/delegate#0`."""
     return instance_of(_DELEGATE, parent=effect)
 
 
 def delegating_call(instance: str) -> str | None:
-    """Return the call that delegated the work of an instance, `facts#0/2/call-1`; None for a task of the plan."""
+    """Return the call that delegated an instance, `facts#0/2/call-1`; None for a task of the plan."""
     call = instance.rpartition(f"/{_DELEGATE}#")[0]
-    # A call has no occurrence. A `#` before the last part belongs to a task with that key inside a loop.
+    # A `#` before the last part belongs to a task with that key inside a loop.
     return None if "#" in call.rpartition("/")[2] else call or None
 
 
@@ -86,7 +81,7 @@ def reflecting_instance(instance: str) -> str:
 
 
 def reflected_instance(instance: str) -> str:
-    """Return the task's instance of such a reflection."""
+    """Return the task's instance of a reflection."""
     parent, slash, own = instance.rpartition("/")
     return f"{parent}{slash}{own.removeprefix(_REFLECT)}"
 
@@ -119,23 +114,16 @@ def task_instance(name: str) -> str:
     return name
 
 
-# An epoch is a decimal number, and the highest epoch wins. Each depth of delegation increments its own digit.
+# The highest epoch, a decimal number, wins. Each depth of delegation increments its own digit.
 
-#: How often a digit can be incremented.
 MOST_RESENDS = 9
-#: Delegations up to this depth, the default limit, have their own digit.
-_DIGITS = 3
-#: The scheduler adds this when it restarts a task of the plan after the death of its process.
-REDISPATCH_STEP = 10**_DIGITS
-#: A new owner of a run adds this, and so exceeds every epoch that the former owner may have used.
-OWNER_STEP = 10 * REDISPATCH_STEP
+_DIGITS = 3  # depths with their own digit
+REDISPATCH_STEP = 10**_DIGITS  # added at the restart of a task of the plan after the death of its process
+OWNER_STEP = 10 * REDISPATCH_STEP  # added by a new owner of a run: it exceeds every epoch of the former owner
 
 
 def resend_step(depth: int) -> int:
-    """Return the increment of the epoch when a delegation is sent again.
-
-    Args:
-        depth: Of the delegated work; 1 below a task of the plan.
+    """Return the increment of the epoch when a delegation is sent again. `depth` is 1 below a task of the plan.
 
     Examples:
         >>> [resend_step(depth) for depth in (1, 2, 3, 4)]

@@ -1,4 +1,4 @@
-"""Memory entries, scopes and eviction, and the messages between tasks and the memory of their run."""
+"""Memory entries, scopes and eviction, and the messages between tasks and memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
 
 
-#: Metadata of the entries that tasks write (S-MEM-11).
-AGENT_ROLE, TASK_DESCRIPTION = "agent_role", "task_description"
+AGENT_ROLE, TASK_DESCRIPTION = "agent_role", "task_description"  # metadata of entries of tasks (S-MEM-11)
 
 
 class MemoryEntry(Value):
@@ -26,10 +25,10 @@ class MemoryEntry(Value):
 
     Attributes:
         content: The text.
-        structured_content: The same as an object, such as a task's parsed output; some stores drop it.
-        stored_at: Time of its creation, UTC; the current time by default; None: unknown.
+        structured_content: The same as an object, such as a parsed output; some stores drop it.
+        stored_at: Time of its creation, UTC; None: unknown.
         metadata: Texts by name.
-        entry_id: Identifies the entry. A store that supports ids contains it once, even if it is stored again; "": no id.
+        entry_id: A store that supports ids contains an id once. "": no id.
     """
 
     content: str
@@ -53,11 +52,11 @@ class MemoryEntry(Value):
 
 
 class EvictionPolicy(ABC):
-    """Selects the entries of a scope to keep. Derive your own policy from it; `apply` must be pure."""
+    """Selects the entries of a scope to keep. Derive your own from it; `apply` must be pure."""
 
     @abstractmethod
     def apply(self, entries: Sequence[MemoryEntry]) -> Sequence[MemoryEntry]:
-        """Return the entries to keep; `entries` are in the order in which they were stored."""
+        """Return the entries to keep; `entries` are in storing order."""
 
     @staticmethod
     def keep_last_entries(n: int) -> EvictionPolicy:
@@ -72,11 +71,7 @@ class EvictionPolicy(ABC):
     def keep_entries_within(
         duration: timedelta | float | None, *, now: Callable[[], datetime] = utc_now
     ) -> EvictionPolicy:
-        """Keep the entries that are younger than a duration.
-
-        Args:
-            duration: A `timedelta`, or seconds.
-            now: Returns the current time.
+        """Keep the entries that are younger than a duration, a `timedelta` or seconds; `now` returns the time.
 
         Raises:
             ValidationError: The duration is None, zero or negative.
@@ -146,9 +141,8 @@ class MemoryScope(Value):
         if name is None or (isinstance(name, str) and not name.strip()):
             raise ValidationError("MemoryScope name must not be None or blank")
         if last is not None and within is not None:
-            raise ValidationError(
-                f"MemoryScope '{name}' has both keep_last_entries and keep_entries_within: give one of them"
-            )
+            msg = f"MemoryScope '{name}' has both keep_last_entries and keep_entries_within: give one of them"
+            raise ValidationError(msg)
         if isinstance(last, int):
             _check_count(last)
         if isinstance(within, int | float | timedelta):
@@ -162,7 +156,7 @@ class MemoryScope(Value):
 
     @property
     def policy(self) -> EvictionPolicy | None:
-        """Its eviction policy; None: it keeps all entries."""
+        """Its eviction policy."""
         if self.keep_last_entries is not None:
             return EvictionPolicy.keep_last_entries(self.keep_last_entries)
         within = self.keep_entries_within
@@ -184,7 +178,7 @@ class EmbeddingMatch(Value):
     Attributes:
         text: As it was added.
         metadata: As it was added.
-        score: Similarity: the cosine of the angle between the two vectors.
+        score: Cosine of the angle between the two vectors.
     """
 
     text: str
@@ -194,14 +188,13 @@ class EmbeddingMatch(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
-    """The kinds of memory of a run; every process of the run has a copy."""
+    """The kinds of memory of a run."""
 
     has_short_term: bool = False
     has_long_term: bool = False
     has_entities: bool = False
     has_store: bool = False
-    #: whether user code extracts the entries of long-term memory from each whole output
-    has_extractor: bool = False
+    has_extractor: bool = False  # of entries of long-term memory, from outputs
 
     @property
     def has_ensemble_memory(self) -> bool:
@@ -210,28 +203,20 @@ class MemoryRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryQuery:
-    #: names of scopes, in the order of their sections
-    scopes: tuple[str, ...] = ()
-    #: the task's description
+    scopes: tuple[str, ...] = ()  # names
     text: str
-    #: whether the task also reads the memory of the ensemble
     uses_ensemble: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecalledMemory:
-    #: (scope, contents) of all requested scopes
-    scopes: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    #: (agent's role, description, content) in recording order; None: there is no short-term memory
+    scopes: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (scope, contents)
+    #: (agent's role, description, content); None: no such memory
     short_term: tuple[tuple[str, str, str], ...] | None = None
     long_term: tuple[str, ...] = ()
-    #: (name, fact) in order of first put
-    entities: tuple[tuple[str, str], ...] = ()
-    #: duration of the search in long-term memory, s; None: no search
-    retrieval_s: float | None = None
-    #: duration of the entities' lookup, s; None: no lookup
-    lookup_s: float | None = None
-    #: tokens that an endpoint embedded for the search
+    entities: tuple[tuple[str, str], ...] = ()  # (name, fact)
+    retrieval_s: float | None = None  # None: no search
+    lookup_s: float | None = None  # None: no lookup
     embedding_tokens: int = 0
 
 
@@ -239,35 +224,28 @@ class RecalledMemory:
 class MemoryNote:
     """The entry that a completed task adds to memory."""
 
-    #: of the task
     instance: str
-    #: unique among all runs
-    entry_id: str
+    entry_id: str  # unique among all runs
     output: TaskOutput
     scopes: tuple[MemoryScope, ...] = ()
-    #: whether the memory of the ensemble stores it, too
     uses_ensemble: bool = False
-    #: whether the stores contain it already; then only the memory of this run adds it
-    is_stored: bool = False
+    is_stored: bool = False  # in the stores; then only the memory of this run adds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedNote:
-    #: memories of the ensemble that stored it: `short_term`, `long_term`
-    taken_by: tuple[str, ...] = ()
-    #: tokens that an endpoint embedded to store it
+    taken_by: tuple[str, ...] = ()  # `short_term`, `long_term`
     embedding_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeReset:
-    """The reset of a loop's memory scopes before an iteration (S-LOOP-91, S-LOOP-93)."""
+    """The reset of a loop's scopes before an iteration (S-LOOP-91, S-LOOP-93)."""
 
     loop: str
     mode: Literal["fresh_per_iteration", "window"]
     scopes: tuple[str, ...]
-    #: of `window`: how many entries remain
-    window_size: int = 0
+    window_size: int = 0  # entries that `window` keeps
 
 
 class TaskReflection(Value):
@@ -276,10 +254,10 @@ class TaskReflection(Value):
     Attributes:
         refined_description: A better description of the task.
         refined_expected_output: A better description of the expected output.
-        observations: Observations about the output.
-        suggestions: Suggestions for the next run.
-        reflected_at: Time of its creation, UTC; the current time by default.
-        run_count: How many outputs of the task have reflections so far, including this one; 1 for the first.
+        observations: About the output.
+        suggestions: For the next run.
+        reflected_at: Time of its creation, UTC.
+        run_count: Number of reflections on the task so far, including this one.
     """
 
     refined_description: str

@@ -1,7 +1,4 @@
-"""Messages, tool calls and responses of models.
-
-They are plain frozen dataclasses: a model call creates several of them, and they must pickle cheaply.
-"""
+"""Messages, tool calls and responses of models: plain dataclasses, which pickle cheaply."""
 
 from __future__ import annotations
 
@@ -13,22 +10,19 @@ from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.text.foreign_text import whole_json, whole_text
 
 Role = Literal["system", "user", "assistant", "tool"]
-#: Effect of a tool call on the world (S-DUR-20): `none`: it only reads; `idempotent`: a repetition with the same key changes
-#: no more; `once`: it must not be repeated.
+#: Effect of a tool call (S-DUR-20): `none`: it reads; `idempotent`: the same key has an effect once; `once`: never repeat it.
 Effect = Literal["none", "idempotent", "once"]
-#: Treatment of an incomplete answer (S-ENG-37): `warn`: use it, with a warning; `fail`: fail the task; `retry`: ask the model
-#: again, at most twice, then fail the task.
+#: Treatment of an incomplete answer (S-ENG-37). `retry`: ask the model again, at most twice, then fail the task.
 OnIncomplete = Literal["warn", "fail", "retry"]
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one model call; -1 means unknown, 0 is known."""
+    """Tokens of one model call; -1: unknown."""
 
     input_tokens: int = -1
     output_tokens: int = -1
-    #: part of `output_tokens` that the model spent on reasoning
     reasoning_tokens: int = -1
 
     def __post_init__(self) -> None:
@@ -39,7 +33,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that a model requests. `arguments` is the raw JSON text of the model, unchecked."""
+    """A tool call that a model requests; `arguments` is its unchecked JSON text."""
 
     id: str
     name: str
@@ -59,26 +53,18 @@ class ToolSpec:
 class JsonSchema:
     """The form of an answer as a JSON schema that an endpoint can enforce."""
 
-    #: letters, digits, `_` and `-`, at most 64
-    name: str
+    name: str  # letters, digits, `_` and `-`, at most 64
     schema: Mapping[str, object]
-    #: whether the schema is within the subset that endpoints enforce strictly
-    strict: bool = False
+    strict: bool = False  # within the subset that endpoints enforce strictly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFields:
-    """Provider-specific members of an assistant message, as JSON text.
+    """Other members of an assistant message, as JSON text, for the endpoint and model that sent them."""
 
-    They are sent back with the message, only to the endpoint and model that sent them.
-    """
-
-    #: endpoint and model that sent them
     origin: str
-    #: an object with the members of the message
-    message: str = "{}"
-    #: an object per tool call of the message; its member `function` holds the members of the call's `function`
-    tool_calls: tuple[str, ...] = ()
+    message: str = "{}"  # an object
+    tool_calls: tuple[str, ...] = ()  # an object per call; its member `function` belongs to `function`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", whole_json(self.message))
@@ -94,12 +80,11 @@ class ChatMessage:
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None
     name: str | None = None
-    #: of an assistant message: other members, which its provider expects back
     provider_fields: ProviderFields | None = None
 
 
 class Reasoning(str):
-    """A streamed piece of a model's reasoning. A piece of the answer is a plain `str`."""
+    """A streamed piece of reasoning, in contrast to the answer's `str`."""
 
     __slots__ = ()
 
@@ -111,18 +96,15 @@ class ChatResponse:
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     usage: TokenUsage | None = None
-    #: why the model stopped, as its provider reports it: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
+    #: as the provider reports it: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
     finish_reason: str | None = None
-    #: the model's reasoning before the answer, not part of `text`; None: none, or the endpoint does not send it
-    reasoning: str | None = None
-    #: other members of the message, which the provider expects back; None: none
+    reasoning: str | None = None  # before the answer, not part of `text`
     provider_fields: ProviderFields | None = None
 
 
-#: Finish reason of a streamed answer that ended without a reason and without the mark of a stream's end (S-LLM-8).
-STREAM_CUT = "stream_cut"
+STREAM_CUT = "stream_cut"  # finish reason of a stream without a reason and without a final mark (S-LLM-8)
 _ORDINARY = frozenset({"stop", "tool_calls"})
-#: Finish reasons of complete answers, as providers report them; every other reason means an incomplete answer.
+#: Of complete answers, as providers report them.
 _COMPLETE = _ORDINARY | {
     *("", "null", "none", "done", "end", "end_turn", "eos", "eos_token", "eos_found", "stop_sequence", "stop_token"),
     *("complete", "completed", "finished", "success", "function_call", "function_calls", "tool_call", "tool_use"),
@@ -130,12 +112,12 @@ _COMPLETE = _ORDINARY | {
 
 
 def unusual_finish_reason(response: ChatResponse) -> str | None:
-    """Return the finish reason if it is worth a report; None if it is unknown or ordinary (S-ENG-36)."""
+    """Return the finish reason if it is neither unknown nor ordinary (S-ENG-36)."""
     return None if response.finish_reason in _ORDINARY else response.finish_reason
 
 
 def incomplete_reason(response: ChatResponse) -> str | None:
-    """Return why an answer is incomplete: its finish reason, or `empty`; None: it is complete (S-ENG-36)."""
+    """Return why an answer is incomplete: its finish reason, or `empty` (S-ENG-36)."""
     reason = (response.finish_reason or "").strip().lower()
     if reason.replace("-", "_") not in _COMPLETE:
         return reason
@@ -143,7 +125,7 @@ def incomplete_reason(response: ChatResponse) -> str | None:
 
 
 def whole_response(response: ChatResponse, *, keep_reasoning: bool = False) -> ChatResponse:
-    """Return a response without halves of surrogate pairs, and with tagged reasoning split from its text (S-LLM-1, S-LLM-5, S-SEC-56)."""
+    """Return a response without halves of surrogate pairs; tagged reasoning leaves its text (S-LLM-1, S-LLM-5, S-SEC-56)."""
     text = None if response.text is None else whole_text(response.text)
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
     reason, reasoning = response.finish_reason, whole_text(response.reasoning or "")

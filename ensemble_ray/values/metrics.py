@@ -1,4 +1,4 @@
-"""Usage of tasks and runs: model calls, tokens, seconds, money, and the budget of a run."""
+"""Usage of tasks and runs: model calls, tokens, seconds, money, and budgets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from pydantic import BeforeValidator, Field
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.value import Value
 
-#: The provider did not report a number of tokens (S-MET-3).
-UNKNOWN_TOKENS = -1
-#: Estimated costs are rounded to 8 decimal places (S-MET-31); an `Amount` is a multiple of that unit.
-_COST_UNIT = Decimal("0.00000001")
+UNKNOWN_TOKENS = -1  # S-MET-3
+_COST_UNIT = Decimal("0.00000001")  # costs have 8 decimal places (S-MET-31); an `Amount` is a multiple of the unit
 _UNITS = 10**8
 
 
@@ -25,7 +23,7 @@ def _is_zero(value: object) -> bool:
 
 
 def add_tokens(counts: Iterable[int]) -> int:
-    """Return the sum of token counts; unknown if one is unknown (S-MET-10, S-MET-22)."""
+    """Return the sum; unknown if one is unknown (S-MET-10, S-MET-22)."""
     total = 0
     for count in counts:
         if count < 0:
@@ -54,7 +52,7 @@ MemoryOperationCounts.ZERO = MemoryOperationCounts()
 
 
 def _as_decimal(value: object) -> object:
-    """Convert floats and strings by their text, so that 0.1 stays 0.1 (S-MET-30)."""
+    """Convert by text, so that 0.1 stays 0.1 (S-MET-30)."""
     if isinstance(value, bool) or not isinstance(value, float | int | str):
         return value
     try:
@@ -72,7 +70,7 @@ class CostEstimate(Value):
     currency: str = "USD"
 
     def add(self, other: CostEstimate | None) -> CostEstimate:
-        """Return the sum of both in this estimate's currency; with None, this estimate."""
+        """Return the sum in this estimate's currency; None adds nothing."""
         if other is None:
             return self
         return CostEstimate(
@@ -87,8 +85,8 @@ class CostConfiguration(Value):
     """Money per token.
 
     Attributes:
-        input_token_rate: Money per input token; >= 0.
-        output_token_rate: Money per output token; >= 0.
+        input_token_rate: >= 0.
+        output_token_rate: >= 0.
     """
 
     input_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
@@ -102,7 +100,7 @@ class CostConfiguration(Value):
                 raise ValidationError(f"CostConfiguration {name} must be >= 0, got: {rate}")
 
     def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
-        """Return the cost of tokens, each part rounded half up to 8 decimal places; None if a number is unknown."""
+        """Return the cost, each part rounded half up to 8 decimal places; None if a number is unknown."""
         if input_tokens < 0 or output_tokens < 0:
             return None
         input_cost = (self.input_token_rate * input_tokens).quantize(_COST_UNIT, ROUND_HALF_UP)
@@ -113,14 +111,14 @@ class CostConfiguration(Value):
 
 
 class TaskMetrics(Value):
-    """The usage of one task. Durations are sums of parts, so parallel tool calls may exceed wall time."""
+    """The usage of one task. Durations are sums, so parallel tool calls may exceed wall time."""
 
     EMPTY: ClassVar[TaskMetrics]
 
     input_tokens: int = UNKNOWN_TOKENS
     output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
-    #: part of `output_tokens`, as endpoints counted it; 0 also if none counted it (S-LLM-6)
+    #: part of `output_tokens`; 0 also if uncounted (S-LLM-6)
     reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     llm_latency: timedelta = timedelta()
     tool_execution_time: timedelta = timedelta()
@@ -128,10 +126,8 @@ class TaskMetrics(Value):
     prompt_build_time: timedelta = timedelta()
     llm_call_count: int = 0
     tool_call_count: int = 0
-    #: model calls that were retried after a failure of their provider (S-DUR-66)
-    retry_count: int = 0
-    #: answers that were cut off or empty, without those that a retry replaced (S-MET-18)
-    incomplete_answers: int = 0
+    retry_count: int = 0  # model calls after failures of their provider (S-DUR-66)
+    incomplete_answers: int = 0  # cut off or empty; without those that a retry replaced (S-MET-18)
     delegation_count: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None
@@ -158,7 +154,7 @@ TaskMetrics.EMPTY = TaskMetrics()
 
 
 def metrics_by_key(entries: Iterable[tuple[str, TaskMetrics]]) -> dict[str, TaskMetrics]:
-    """Return the metrics of tasks by key; the sum for a task that ran several times (S-MET-27, S-MET-28)."""
+    """Return the metrics by key, summed for a task that ran several times (S-MET-27, S-MET-28)."""
     found: dict[str, TaskMetrics] = {}
     for key, metrics in entries:
         found[key] = found[key].add(metrics) if key in found else metrics
@@ -180,7 +176,6 @@ class ExecutionMetrics(Value):
     total_input_tokens: int = UNKNOWN_TOKENS
     total_output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
-    #: part of `total_output_tokens`, as `TaskMetrics.reasoning_tokens`
     total_reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     total_llm_latency: timedelta = timedelta()
     total_tool_execution_time: timedelta = timedelta()
@@ -191,17 +186,15 @@ class ExecutionMetrics(Value):
     total_delegations: int = 0
     total_incomplete_answers: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
-    #: role -> metrics; the last task of a role wins (S-MET-23)
-    task_metrics: Mapping[str, TaskMetrics] = {}
-    #: key of a task in the plan -> its metrics, in execution order (S-MET-27)
-    metrics_by_task: Mapping[str, TaskMetrics] = {}
+    task_metrics: Mapping[str, TaskMetrics] = {}  # by role; the last task of a role wins (S-MET-23)
+    metrics_by_task: Mapping[str, TaskMetrics] = {}  # by key in the plan, in execution order (S-MET-27)
     total_cost_estimate: CostEstimate | None = None
 
     @classmethod
     def from_outputs(
         cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
     ) -> ExecutionMetrics:
-        """Return the sums over task outputs; EMPTY without outputs."""
+        """Return the sums over task outputs."""
         added = MetricsSum()
         added.add(outputs or ())
         total = added.total()
@@ -214,7 +207,6 @@ class MetricsSum:
         self._by_role: dict[str, TaskMetrics] = {}
 
     def add(self, outputs: Iterable[_HasMetrics]) -> None:
-        """Add tasks; the last one of a role counts for that role (S-MET-23)."""
         for output in outputs:
             self._sum = output.metrics if self._sum is None else self._sum.add(output.metrics)
             self._by_role[output.agent_role] = output.metrics
@@ -261,32 +253,27 @@ class Amount:
         return Amount(max(self.tokens, other.tokens), max(self.cost, other.cost))
 
 
-#: No tokens and no money.
 NOTHING = Amount()
 
 
 def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int) -> Amount:
-    """Return tokens as an amount; its cost is 0 if the cost is unknown."""
+    """Return tokens as an amount. An unknown cost is 0."""
     estimate = None if costs is None else costs.estimate(input_tokens, output_tokens)
     return Amount(input_tokens + output_tokens, 0 if estimate is None else int(estimate.total_cost * _UNITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBudget:
-    """The budget of a run; every process of the run has a copy."""
+    """The budget of a run. None: no limit."""
 
-    #: None: no limit
     max_tokens: int | None = None
-    #: as in `Amount`; None: no limit
-    max_cost: int | None = None
-    #: usage of the run before its current owner
-    spent: Amount = NOTHING
-    #: name of the account that the processes of a cluster share; "": one process makes all requests
-    account: str = ""
+    max_cost: int | None = None  # as in `Amount`
+    spent: Amount = NOTHING  # before the current owner
+    account: str = ""  # shared by the processes of a cluster; "": one process makes all requests
 
     @classmethod
     def of(cls, max_tokens: int | None, max_cost: float | None) -> RunBudget | None:
-        """Return the budget of a user's limits; None without a limit."""
+        """Return the budget of a user's limits."""
         if max_tokens is None and max_cost is None:
             return None
         return cls(max_tokens=max_tokens, max_cost=None if max_cost is None else int(Decimal(str(max_cost)) * _UNITS))
@@ -297,12 +284,12 @@ class RunBudget:
         )
 
     def allows_more(self, than: RunBudget) -> bool:
-        """Whether one of another budget's limits is higher in this budget, or absent."""
+        """Whether a limit of the other budget is higher here, or absent."""
         pairs = ((self.max_tokens, than.max_tokens), (self.max_cost, than.max_cost))
         return any(theirs is not None and (mine is None or mine > theirs) for mine, theirs in pairs)
 
     def describe(self, amount: Amount) -> str:
-        """Return an amount as text, without the parts that have no limit."""
+        """Return an amount as text, without parts that have no limit."""
         parts = [f"{amount.tokens} tokens"] if self.max_tokens is not None else []
         parts += [f"a cost of {amount.cost / _UNITS:.8g}"] if self.max_cost is not None else []
         return " and ".join(parts)

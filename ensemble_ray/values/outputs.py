@@ -31,7 +31,6 @@ from ensemble_ray.values.trace import ExecutionTrace, ToolCallTrace, jsonable
 from ensemble_ray.values.value import Duration, FrozenSequence, Value
 
 Parsed = TypeVarWithDefault("Parsed", default=Any)
-#: Most names in an error.
 _SHOWN_NAMES = 20
 
 
@@ -43,10 +42,8 @@ class ExitReason(StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     CANCELLED = "cancelled"
-    #: the budget is used up (S-BUD-4)
-    BUDGET_EXHAUSTED = "budget_exhausted"
-    #: it has not ended: the remaining tasks wait for decisions at gates (S-REV-114)
-    WAITING = "waiting"
+    BUDGET_EXHAUSTED = "budget_exhausted"  # S-BUD-4
+    WAITING = "waiting"  # open gates keep the remaining tasks waiting (S-REV-114)
 
 
 class RunState(StrEnum):
@@ -54,14 +51,12 @@ class RunState(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
-    #: its call has ended; decisions at its open gates resume it (S-REV-114)
-    WAITING = "waiting"
+    WAITING = "waiting"  # decisions at its open gates resume it (S-REV-114)
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    #: the budget is used up; a larger budget resumes the run (S-BUD-6)
-    BUDGET_EXHAUSTED = "budget_exhausted"
+    BUDGET_EXHAUSTED = "budget_exhausted"  # a larger budget resumes it (S-BUD-6)
 
     @property
     def is_final(self) -> bool:
@@ -79,7 +74,7 @@ class RunState(StrEnum):
         return next((reason for reason, state in _STATES.items() if state is self), ExitReason.COMPLETED)
 
 
-#: The state of a run by its exit reason; every other reason means completed.
+#: Every other reason means completed.
 _STATES = {
     ExitReason.ERROR: RunState.FAILED,
     ExitReason.CANCELLED: RunState.CANCELLED,
@@ -93,11 +88,11 @@ class FailedItem(Value):
 
     Attributes:
         index: 0-based position in the source.
-        item: The item, or its text if the item cannot be stored.
+        item: The item, or its text if it cannot be stored.
         error_type: Class of the error, without its module.
         message: Text of the error.
-        attempts: Requests to the provider in the item's last model call; 0 without any.
-        raw: The last answer, if it could not be parsed; None: the item failed for another reason.
+        attempts: Requests to the provider in the last model call.
+        raw: The last answer, if it could not be parsed.
     """
 
     index: int
@@ -116,10 +111,10 @@ class ItemResult(Value):
     """The result of one item in `run.items()` and `stream()`: an output or an error.
 
     Attributes:
-        index: 0-based position in the source; the order of results is undefined.
-        item: The item, or its text if the item cannot be stored.
+        index: 0-based position in the source; results have no order.
+        item: The item, or its text if it cannot be stored.
         output: Output of its task; None: it failed.
-        error: Why it failed; None: it did not.
+        error: Why it failed.
         attempts: Of a failed item, as in `FailedItem`; else 0.
     """
 
@@ -131,7 +126,7 @@ class ItemResult(Value):
 
 
 class TypedTask(Protocol[Parsed_co]):
-    """A task as a key of outputs: they are found by its object id (S-CONV-30) and typed by its output type."""
+    """A task as a key of outputs: found by its object id (S-CONV-30), typed by its output type."""
 
     @property
     def object_id(self) -> str: ...
@@ -147,10 +142,10 @@ class EnsembleOutput(Shown):
         raw: Text of the last task; "" without outputs.
         task_outputs: In execution order; immutable.
         total_duration: Wall time of the whole run.
-        trace: The run as a tree; `ExecutionTrace.EMPTY` if the run never began, or if you created the output yourself.
+        trace: The run as a tree; `ExecutionTrace.EMPTY` if the run never began.
         run_id: Names the run's record; None if you created the output yourself.
         failed_items: Items of a map without an output, in item order.
-        open_reviews: Gates that a detached run waits for, oldest first; empty if the run ended.
+        open_reviews: Gates that a detached run waits for, oldest first.
     """
 
     raw: str = ""
@@ -167,14 +162,13 @@ class EnsembleOutput(Shown):
     run_id: str | None = None
     failed_items: FrozenSequence[FailedItem] = ()
     open_reviews: FrozenSequence[OpenReview] = ()
-    #: object id of a task -> position in task_outputs
+    #: positions in task_outputs by object id
     _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
-    #: key of a task in the plan -> position in task_outputs
+    #: positions in task_outputs by key in the plan
     _names: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
     _units: UnitOutputs = PrivateAttr(default=UnitOutputs())
 
     def __eq__(self, other: object) -> bool:
-        """Compare the fields, without the index of outputs by task and iteration."""
         return isinstance(other, EnsembleOutput) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]  # its metrics and inputs are mappings
@@ -203,7 +197,7 @@ class EnsembleOutput(Shown):
     def with_positions(
         self, positions: Mapping[str, int], units: UnitOutputs | None = None, names: Mapping[str, int] | None = None
     ) -> EnsembleOutput:
-        """Set the index of outputs by object id, unit and task key, and return this output; for internal use."""
+        """Set the index of outputs by object id, unit and task key; for internal use."""
         self._positions = dict(positions)
         self._units = units or UnitOutputs()
         self._names = dict(names or {})
@@ -223,7 +217,7 @@ class EnsembleOutput(Shown):
 
     @property
     def state(self) -> RunState:
-        """The state of the run when its call ended; `waiting` if gates are open."""
+        """The state of the run when its call ended."""
         return _STATES.get(self.exit_reason, RunState.COMPLETED)
 
     @property
@@ -242,7 +236,7 @@ class EnsembleOutput(Shown):
         return self.task_outputs[-1] if self.task_outputs else None
 
     def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
-        """Return the output of a task object; None if the task is unknown or did not complete."""
+        """Return the output of a task object; None if it is unknown or did not complete."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)
@@ -270,15 +264,13 @@ class EnsembleOutput(Shown):
                 raise IllegalStateError(f"No task named '{task}' has an output in this run. Those with one: [{shown}]")
             return outputs[place]
         if not hasattr(task, "object_id"):
-            raise IllegalStateError(
-                f"An output is found by its task, the task's name or a position, got: {type(task).__name__}"
-            )
+            msg = f"An output is found by its task, the task's name or a position, got: {type(task).__name__}"
+            raise IllegalStateError(msg)
         found = self.get_output(task)
         if found is None:
             name = getattr(task, "name", None) or brief(str(getattr(task, "description", task)))
-            raise IllegalStateError(
-                f"Task '{name}' has no output in this run: it did not complete, or is another object"
-            )
+            msg = f"Task '{name}' has no output in this run: it did not complete, or is another object"
+            raise IllegalStateError(msg)
         return found
 
     def __contains__(self, task: object) -> bool:
@@ -289,9 +281,9 @@ class EnsembleOutput(Shown):
             return False
 
     def get_loop_history(self, name: str | None) -> list[dict[str, TaskOutput]]:
-        """Return the outputs of each iteration of a loop by body key; index 0 is the first iteration.
+        """Return the outputs of each iteration of a loop by body key.
 
-        [] for a loop that is unknown or did not run. For a loop that ran several times, the last run counts.
+        [] for a loop that is unknown or did not run. If a loop ran several times, the last run counts.
         """
         found = self._loop(name)
         return [] if found is None else [dict(each) for each in found.iterations]
@@ -334,8 +326,8 @@ class AgentOutput(Shown, Generic[Parsed_co]):
     """The answer of an agent to a question. Pass it as `history=` to continue the conversation.
 
     Attributes:
-        output: The whole output of the run: metrics, trace, exit reason.
-        messages: The conversation with this question and its answer; roles `user` and `assistant` alternate.
+        output: The whole output of the run.
+        messages: The conversation with this answer; roles `user` and `assistant` alternate.
     """
 
     output: EnsembleOutput
@@ -378,7 +370,7 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def metrics(self) -> ExecutionMetrics:
-        """The run's usage: model calls, tokens, times, costs."""
+        """The run's usage."""
         return self.output.metrics
 
     @property
@@ -388,5 +380,5 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run ended with an answer, not early."""
+        """Whether the run ended with an answer."""
         return self.output.is_complete

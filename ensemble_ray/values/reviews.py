@@ -1,4 +1,4 @@
-"""Review gates: settings, requests, decisions and directives for a running run."""
+"""Review gates: settings, requests and decisions; directives for a running run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    Self,
-    TypeAlias,
-    cast,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 from pydantic import Strict, model_validator
 
@@ -72,7 +60,7 @@ class ReviewDecision:
 
     @staticmethod
     def edit(revised_output: str) -> ReviewDecision:
-        """Return the decision to continue with another text, which may be empty.
+        """Return the decision to continue with another text.
 
         Raises:
             ValidationError: The text is None.
@@ -86,7 +74,7 @@ class ReviewDecision:
 
     @staticmethod
     def exit_early_timeout() -> ReviewDecision:
-        """Return the end of the run after a gate without a decision in time."""
+        """Return the end of the run for a gate without a decision in time."""
         return ExitEarly(timed_out=True)
 
 
@@ -154,9 +142,9 @@ class Review(Value):
 
     Attributes:
         is_skip: Whether the task has no gate, regardless of the ensemble's policy.
-        prompt: A text for the reviewer, beside the task and its output.
+        prompt: A text for the reviewer.
         timeout: How long the gate waits, a `timedelta` or seconds; 0: without limit.
-        on_timeout: Effect of the timeout: `"continue"`, `"exit_early"` or `"fail"`.
+        on_timeout: `"continue"`, `"exit_early"` or `"fail"`.
         required_role: Role of the reviewer; the handler may check it.
     """
 
@@ -215,16 +203,16 @@ class ReviewRequest(Value):
     """A request to a reviewer.
 
     Attributes:
-        task_description: The task; for a question of a tool, the question.
-        task_output: Output of the task; empty before and during it.
+        task_description: The task, or the question of a tool.
+        task_output: Empty before and during the task.
         timing: When the gate opened.
-        timeout: How long the gate waits from now on; None or 0: without limit.
+        timeout: How long the gate still waits; None or 0: without limit.
         on_timeout: Effect of the timeout.
         prompt: A further text for the reviewer.
         required_role: Role of the reviewer.
-        review_id: Id of the gate, unique among all runs of a store; the same again after a crash.
-        run_id: The run; empty for a request outside of runs.
-        ends_run: Whether `exit_early` ends the run; else it only rejects the tool call.
+        review_id: Id of the gate in its store; the same after a crash.
+        run_id: Empty outside of runs.
+        ends_run: Whether `exit_early` ends the run, and not only the tool call.
     """
 
     task_description: str
@@ -241,7 +229,7 @@ class ReviewRequest(Value):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """Reject a missing field without a default (S-REV-20); a missing argument counts as None (S-CONV-13)."""
+        """S-REV-20; a missing argument counts as None (S-CONV-13)."""
         if isinstance(data, Mapping):
             arguments = dict(cast("Mapping[str, object]", data))
             for name in ("task_description", "timing"):
@@ -264,10 +252,10 @@ class OpenReview(Value):
 
     Attributes:
         run_id: The run.
-        gate_id: Id of the gate: the `review_id` of its request, unique among all runs of a store.
-        task_description: The task; for a question of a tool, the question.
-        task_output: Output of the task; empty before and during it.
-        timing: When the gate opened, relative to the task.
+        gate_id: The `review_id` of its request.
+        task_description: The task, or the question of a tool.
+        task_output: Empty before and during the task.
+        timing: When the gate opened.
         prompt: A further text for the reviewer.
         created_at: When it was opened.
         expires_at: When its timeout ends; None: without limit.
@@ -290,14 +278,12 @@ class OpenReview(Value):
 class ReviewWait(StrEnum):
     """How a run waits for decisions at its gates."""
 
-    #: in the program that called `run()`; its handler decides
-    ATTACHED = "attached"
-    #: in its record: the call ends, and a decision resumes the run
-    DETACH = "detach"
+    ATTACHED = "attached"  # in the calling program; its handler decides
+    DETACH = "detach"  # in its record; a decision resumes it
 
 
 def decision_at_timeout(request: ReviewRequest, waited_s: float) -> ReviewDecision:
-    """Return the decision for a request without an answer in that time (S-REV-47)."""
+    """Return the decision after a time without an answer (S-REV-47)."""
     match request.on_timeout:
         case OnTimeoutAction.CONTINUE:
             return Continue()
@@ -316,24 +302,14 @@ class Reviewing(Protocol):
         ...
 
 
-#: A function that decides at gates, sync or async.
-ReviewFunction: TypeAlias = Callable[[ReviewRequest], "ReviewDecision | Awaitable[ReviewDecision]"]
-
-
-_APPROVE = "APPROVE"
-_RETRY = "RETRY"
-_RETRY_PREDECESSOR = "RETRY_PREDECESSOR "
-_REJECT = "REJECT"
+ReviewFunction = Callable[[ReviewRequest], ReviewDecision | Awaitable[ReviewDecision]]
 
 
 class DecisionText(NamedTuple):
     decision: Literal["approve", "retry", "retry_predecessor", "reject"]
-    #: feedback or reason; "" of an approval
     text: str = ""
-    #: of a retry of a predecessor
     phase_name: str = ""
-    #: whether it approves only because the text is unknown
-    is_unknown: bool = False
+    is_unknown: bool = False  # approved only because the text is unknown
 
 
 def read_decision_text(answer: str | None) -> DecisionText:
@@ -344,22 +320,21 @@ def read_decision_text(answer: str | None) -> DecisionText:
         'issue: too brief'
     """
     trimmed = (answer or "").strip()
-    if _begins_with(trimmed, _RETRY_PREDECESSOR):
-        name, _, feedback = trimmed[len(_RETRY_PREDECESSOR) :].partition(":")
+    if _begins_with(trimmed, keyword := "RETRY_PREDECESSOR "):
+        name, _, feedback = trimmed[len(keyword) :].partition(":")
         return DecisionText("retry_predecessor", feedback.strip(), name.strip())
-    if _begins_with(trimmed, _RETRY):
+    if _begins_with(trimmed, "RETRY"):
         return DecisionText("retry", trimmed.partition(":")[2].strip())
-    if _begins_with(trimmed, _REJECT):
+    if _begins_with(trimmed, "REJECT"):
         return DecisionText("reject", trimmed.partition(":")[2].strip())
-    return DecisionText("approve", is_unknown=trimmed.upper() not in {"", _APPROVE})
+    return DecisionText("approve", is_unknown=trimmed.upper() not in {"", "APPROVE"})
 
 
 def _begins_with(text: str, keyword: str) -> bool:
     return text[: len(keyword)].upper() == keyword
 
 
-#: Most characters of a directive: every later prompt contains it.
-LONGEST_DIRECTIVE = 10_000
+LONGEST_DIRECTIVE = 10_000  # characters: every later prompt contains it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,9 +342,7 @@ class Directive:
     """A text for the tasks that start while it is active."""
 
     text: str
-    #: s, from its arrival at the run; None: until the run ends
-    ttl_s: float | None = None
-    #: name of the author; empty: unknown
+    ttl_s: float | None = None  # from its arrival; None: until the run ends
     given_by: str = ""
 
 
@@ -377,20 +350,16 @@ class Directive:
 class ModelSwitch:
     """A change of the model for tasks that start later."""
 
-    #: its name in the run's catalog; None: each agent's own model again
-    model: str | None
-    #: role of the agent; None: all agents
-    agent: str | None = None
-    #: name of the author; empty: unknown
+    model: str | None  # in the catalog of the run; None: each agent's own
+    agent: str | None = None  # a role; None: all
     given_by: str = ""
 
 
-#: Commands to a running run.
-RunDirective: TypeAlias = Directive | ModelSwitch
+RunDirective = Directive | ModelSwitch
 
 
 def add_switch(switches: Sequence[ModelSwitch], new: ModelSwitch) -> tuple[ModelSwitch, ...]:
-    """Return the switches with a new one, which replaces the ones that it covers."""
+    """Add a switch, which replaces the switches that it covers."""
     kept = (each for each in switches if new.agent is not None and each.agent != new.agent)
     return (*kept, new)
 

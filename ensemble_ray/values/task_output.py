@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast
@@ -27,7 +28,7 @@ class _Printer(Protocol):
 
 
 class Shown(Value):
-    """A value that prints as its text and a line of figures, instead of all fields."""
+    """A value that prints as its text and a line of figures."""
 
     if not TYPE_CHECKING:
 
@@ -43,7 +44,6 @@ class Shown(Value):
         return f"{text}\n[{line}]" if text else f"[{line}]"
 
     def __repr__(self) -> str:
-        """Return one line: the class, the start of the text, the figures."""
         text, line = self.text_and_figures()
         return f"<{type(self).__name__} {reprlib.repr(text)}: {line}>"
 
@@ -52,7 +52,7 @@ class Shown(Value):
 
 
 def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta) -> str:
-    """Return a line of figures, without a number of tasks that is None and without unknown tokens."""
+    """Return a line of figures, without unknown tokens."""
     parts = [] if tasks is None else [count(tasks, "task")]
     parts.append(count(model_calls, "model call"))
     if tokens >= 0:
@@ -65,39 +65,24 @@ def count(number: int, noun: str) -> str:
 
 
 T = TypeVar("T")
-#: Type of a task's parsed answer; Any by default.
 Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
 
 
-#: Type of a parsed answer. `A | B` is no class.
-OutputType: TypeAlias = type[Any] | UnionType
+OutputType: TypeAlias = type[Any] | UnionType  # `A | B` is no class
 
 
 def full_name(output_type: object) -> str:
-    """Return `module.qualname` of a class (S-CONV-10), or another type as text, with full names of its classes."""
+    """Return `module.qualname` of a class (S-CONV-10), or another type as text with such names."""
     if isinstance(output_type, type):
         return f"{output_type.__module__}.{output_type.__qualname__}"
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", str(output_type))  # addresses of functions in `Annotated`
 
 
 def type_name(output_type: object) -> str:
-    """Return the name of a class, or another type as text, for messages."""
+    """Return the name of a class, or another type as text."""
     return output_type.__name__ if isinstance(output_type, type) else str(output_type)
 
 
-def _takes_none(output_type: object) -> bool:
-    try:
-        return output_type is not None and TypeAdapter(cast("type[object]", output_type)).validate_python(None) is None
-    except Exception:  # noqa: BLE001  the type is unknown to pydantic, or its own hooks raise
-        return False
-
-
-def _is_same(one: object, other: object) -> bool:
-    """Compare types; `Annotated[int, Field(gt=5)]` is not equal to its own copy from another process."""
-    return one == other or (not isinstance(one, type) and full_name(one) == full_name(other))
-
-
-#: Message of an error.
 NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
 
 
@@ -105,14 +90,13 @@ class TaskOutput(Shown, Generic[Parsed_co]):
     """The output of one task."""
 
     raw: str
-    #: with its variables resolved
-    task_description: str
+    task_description: str  # resolved
     agent_role: str
     completed_at: Instant
     duration: Duration
     tool_call_count: int = 0
     parsed_output: Any = None
-    #: as the task declared it; unchecked, since `list[X]` and `X | None` are no classes
+    #: as declared; unchecked, since `list[X]` and `X | None` are no classes
     output_type: Annotated[OutputType | None, SkipValidation] = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
@@ -133,7 +117,11 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         Raises:
             IllegalStateError: There is no parsed answer.
         """
-        if self.parsed_output is None and not _takes_none(self.output_type):
+        is_optional = False
+        if self.parsed_output is None and self.output_type is not None:
+            with suppress(Exception):  # the type is unknown to pydantic, or its own hooks raise
+                is_optional = TypeAdapter(cast("type[object]", self.output_type)).validate_python(None) is None
+        if self.parsed_output is None and not is_optional:
             raise IllegalStateError(NOT_PARSED)
         return cast("Parsed_co", self.parsed_output)
 
@@ -143,15 +131,17 @@ class TaskOutput(Shown, Generic[Parsed_co]):
         Raises:
             IllegalStateError: There is no parsed output, or it has another type.
         """
-        if self.output_type is not None and _is_same(output_type, self.output_type):
+        own = self.output_type
+        # By name: `Annotated[int, Field(gt=5)]` is not equal to its own copy from another process.
+        is_alias = own is not None and not isinstance(output_type, type) and full_name(output_type) == full_name(own)
+        if is_alias or (own is not None and output_type == own):
             return cast("T", self.parsed)
         if self.parsed_output is None:
             raise IllegalStateError(NOT_PARSED)
         if not isinstance(output_type, type) or not isinstance(self.parsed_output, output_type):
             actual = full_name(type(cast("object", self.parsed_output)))
-            raise IllegalStateError(
-                f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
-            )
+            msg = f"Parsed output is of type {actual} but requested type {full_name(output_type)} does not match."
+            raise IllegalStateError(msg)
         return self.parsed_output
 
     @field_serializer("output_type", when_used="json")
@@ -173,7 +163,7 @@ class GraphStep:
         state_name: The state.
         step_number: 1-based.
         output: Output of the state.
-        next_state: The next state, possibly `Graph.END`; None if the run ended before.
+        next_state: The next state or `Graph.END`; None if the run ended before.
     """
 
     state_name: str
@@ -184,12 +174,11 @@ class GraphStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopHistory:
-    """The outputs of a loop's iterations by body key, in body order, and why the loop ended."""
+    """The outputs of a loop's iterations by body key, and why it ended."""
 
     iterations: Sequence[Mapping[str, TaskOutput]]
     termination_reason: str | None
-    #: it reached its cap with `return_with_flag` (S-LOOP-63)
-    is_flagged: bool = False
+    is_flagged: bool = False  # S-LOOP-63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,29 +187,27 @@ class GraphHistory:
 
     steps: Sequence[GraphStep]
     termination_reason: str | None
-    #: it reached its cap with `return_with_flag` (S-GRAPH-51)
-    is_flagged: bool = False
+    is_flagged: bool = False  # S-GRAPH-51
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOutputs:
     """The outputs of a run by loop, phase and graph."""
 
-    #: by name; the last run of a loop that ran several times
-    loops: Mapping[str, LoopHistory] = field(default_factory=dict[str, LoopHistory])
-    #: outputs of completed phases by name, in the order in which they completed
+    loops: Mapping[str, LoopHistory] = field(default_factory=dict[str, LoopHistory])  # by name; the last run counts
+    #: of completed phases by name, in order of completion
     phases: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict[str, Sequence[TaskOutput]])
     graph: GraphHistory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIterationContext:
-    """The argument of a loop's `until` after an iteration. It contains only outputs of the loop.
+    """The argument of a loop's `until` after an iteration.
 
     Attributes:
         iteration_number: 1-based.
         last_iteration_outputs: Outputs of this iteration by body key, in body order; read-only.
-        history: The outputs of all iterations, including this one; read-only.
+        history: Outputs of all iterations, including this one; read-only.
         last_body_output: Output of the last task of the body in this iteration.
     """
 
@@ -238,7 +225,7 @@ class GraphRoutingContext:
         current_state: The state of the step.
         last_output: Its output.
         step_number: 1-based.
-        state_history: Outputs of each visited state, in the order of visits, including this one; read-only.
+        state_history: Outputs by visited state, in the order of visits, including this one; read-only.
     """
 
     current_state: str
@@ -248,7 +235,7 @@ class GraphRoutingContext:
 
 
 def join_iterations(outputs: Sequence[TaskOutput]) -> TaskOutput:
-    """Return the outputs of a task in all iterations as one output (S-LOOP-72, S-LOOP-73)."""
+    """Return the outputs of all iterations as one (S-LOOP-72, S-LOOP-73)."""
     first, *later = outputs
     texts = [f"\n\n--- iteration {number} ---\n\n{each.raw}" for number, each in enumerate(later, start=2)]
     return first.model_copy(update={"raw": "".join([first.raw, *texts]), "parsed_output": None})

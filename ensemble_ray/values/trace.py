@@ -23,11 +23,9 @@ from ensemble_ray.values.value import FrozenSequence, Instant, Value
 class PhaseStatus(StrEnum):
     """The outcome of a phase."""
 
-    #: the run waits, or was interrupted
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
-    #: a predecessor failed, or the run ended before the phase began
     SKIPPED = "skipped"
 
 
@@ -35,29 +33,24 @@ class LoopTrace(Value):
     """One run of a loop."""
 
     loop_name: str
-    #: `loop:refine`, or `graph:triage#3/loop:refine` in the fourth step of a graph
-    path: str
+    path: str  # `loop:refine`, or `graph:triage#3/loop:refine` inside a graph
     iterations_run: int
     max_iterations: int
-    #: `predicate`, `max_iterations`, `budget_exhausted` or `exit_early`; None: it runs, failed or was cancelled
+    #: `predicate`, `max_iterations`, `budget_exhausted`, `exit_early`; None: none of these
     termination_reason: str | None
     on_max_iterations: str
     output_mode: str
     memory_mode: str
-    #: body keys of the completed tasks per iteration, in body order
-    iterations: tuple[tuple[str, ...], ...] = ()
+    iterations: tuple[tuple[str, ...], ...] = ()  # body keys of completed tasks, by iteration
 
 
 class GraphTraceStep(Value):
     """A step of a graph."""
 
-    #: `graph:triage#4`
-    path: str
+    path: str  # `graph:triage#4`
     state_name: str
-    #: 1-based
-    step_number: int
-    #: `__END__` included; None: the step was not routed
-    next_state: str | None
+    step_number: int  # 1-based
+    next_state: str | None  # or `__END__`; None: not routed
 
 
 class GraphTrace(Value):
@@ -66,8 +59,7 @@ class GraphTrace(Value):
     graph_name: str
     path: str
     start_state: str
-    #: `terminal` or `max_steps`; None: it runs, failed, exited early or was cancelled
-    termination_reason: str | None
+    termination_reason: str | None  # `terminal`, `max_steps`; None: none of these
     steps_run: int
     max_steps: int
     steps: tuple[GraphTraceStep, ...] = ()
@@ -87,7 +79,7 @@ class CaptureMode(StrEnum):
 
 
 def jsonable(value: object) -> object:
-    """Return a value as JSON data: its own form if it has one, else its text. It never fails (S-TRC-52)."""
+    """Return a value as JSON data, at worst as text. It never fails (S-TRC-52)."""
     if value is None or isinstance(value, bool | int):
         return value
     try:
@@ -100,7 +92,7 @@ def jsonable(value: object) -> object:
 
 
 def _by_hand(value: object, inside: tuple[int, ...]) -> object:
-    """Convert the parts one by one, so that a part without a JSON form does not affect the others."""
+    """Convert each part, so that a part without a JSON form does not affect the others."""
     if id(value) in inside:
         return _text_of(value)
     deeper = (*inside, id(value))
@@ -147,7 +139,7 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
-#: Any value, stored as JSON data: a trace equals its copy from JSON (S-TRC-52).
+#: Stored as JSON data, so that a trace equals its copy from JSON (S-TRC-52).
 JsonData = Annotated[Any, BeforeValidator(jsonable)]
 JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
 
@@ -157,8 +149,7 @@ class CapturedMessage(Value):
 
     role: str
     content: str | None = None
-    #: `{id, name, arguments}` per call (S-SET-13)
-    tool_calls: tuple[Mapping[str, str], ...] = ()
+    tool_calls: tuple[Mapping[str, str], ...] = ()  # `{id, name, arguments}` (S-SET-13)
     tool_name: str | None = None
 
 
@@ -166,25 +157,20 @@ class ToolCallTrace(Value):
     """A tool call and its result."""
 
     tool_name: str
-    #: JSON text of the model
     arguments: str
-    #: full text for the model, before any truncation
-    result: str
-    #: data of the result beside its text
-    structured_output: JsonData = None
+    result: str  # before any truncation
+    structured_output: JsonData = None  # data beside the text
     started_at: Instant
     completed_at: Instant
     duration: timedelta
     outcome: Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
-    #: repairs of the arguments before the call, as short texts (S-LLM-43)
-    repairs: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)
-    #: the arguments as a dict; capture mode full only
-    parsed_input: JsonObject | None = None
+    repairs: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)  # of the arguments, as short texts (S-LLM-43)
+    parsed_input: JsonObject | None = None  # capture mode full only
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
 
 class LlmInteraction(Value):
-    """A model call of a task, with the tool calls that the model requested."""
+    """A model call of a task, with its tool calls."""
 
     iteration_index: int
     started_at: Instant
@@ -192,59 +178,47 @@ class LlmInteraction(Value):
     latency: timedelta
     input_tokens: int = -1
     output_tokens: int = -1
-    #: part of `output_tokens` that the model spent on reasoning; -1: unknown
-    reasoning_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)
+    reasoning_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)  # part of `output_tokens`
     response_type: Literal["tool_calls", "final_answer"]
-    #: only for final answers
-    response_text: str | None = None
-    #: the model's reasoning, not part of the answer
-    reasoning: str | None = Field(default=None, exclude_if=_is_none)
-    #: why the model stopped, unless ordinary (`stop`, `tool_calls`) or unknown; `length`: cut off
+    response_text: str | None = None  # of final answers
+    reasoning: str | None = Field(default=None, exclude_if=_is_none)  # not part of the answer
+    #: unless ordinary (`stop`, `tool_calls`) or unknown
     finish_reason: str | None = Field(default=None, exclude_if=_is_none)
-    #: names of the model and its provider, if known
     model: str | None = Field(default=None, exclude_if=_is_none)
     provider: str | None = Field(default=None, exclude_if=_is_none)
-    #: first part of the latency: the wait for permits of rate limits; None: no wait
+    #: part of the latency: the wait for rate limits
     permit_wait: timedelta | None = Field(default=None, exclude_if=_is_none)
     tool_calls: tuple[ToolCallTrace, ...] = ()
-    #: capture mode standard and above
-    messages: tuple[CapturedMessage, ...] = ()
+    messages: tuple[CapturedMessage, ...] = ()  # capture mode standard or full
 
 
 class TaskPrompts(Value):
-    """The exact prompts of the first model call."""
+    """The prompts of the first model call."""
 
     system_prompt: str
     user_prompt: str
-    #: messages between them: the conversation that the task continues
-    history: tuple[CapturedMessage, ...] = Field(default=(), exclude_if=lambda said: not said)
+    history: tuple[CapturedMessage, ...] = Field(default=(), exclude_if=lambda said: not said)  # messages between them
 
 
 class DelegationTrace(Value):
     """One attempt of a task to delegate work."""
 
     delegator_role: str
-    #: as the model wrote it if no agent has the role
-    worker_role: str
+    worker_role: str  # as the model wrote it, if unknown
     task_description: str
     started_at: Instant
     completed_at: Instant
     duration: timedelta
-    #: 0: by a task of the plan; the event's `delegation_depth` says 1 (S-DEL-53)
-    depth: int
-    #: the text for the delegating model
-    result: str
+    depth: int  # 0: by a task of the plan; `delegation_depth` of the event is 1 (S-DEL-53)
+    result: str  # for the delegating model
     succeeded: bool
-    #: of a peer; None for a manager's workers, whose traces follow the manager's trace (S-TRC-41)
-    worker_trace: TaskTrace | None = None
-    #: the request at the start of the worker, or at the rejection; its `task_id` is the delegation's id
-    request: JsonObject = Field(default_factory=dict[str, Any])
-    #: the response, with the same id
+    worker_trace: TaskTrace | None = None  # of a peer; a manager's workers have their own traces (S-TRC-41)
+    request: JsonObject = Field(default_factory=dict[str, Any])  # at the start of the worker, or at the rejection
     response: JsonObject = Field(default_factory=dict[str, Any])
 
 
 class TaskTrace(Value):
-    """The execution of one task. Durations equal the difference of their instants."""
+    """The execution of one task."""
 
     task_description: str
     expected_output: str
@@ -254,15 +228,12 @@ class TaskTrace(Value):
     duration: timedelta
     prompts: TaskPrompts | None = None
     llm_interactions: tuple[LlmInteraction, ...] = ()
-    #: attempts in order, rejected ones included
-    delegations: tuple[DelegationTrace, ...] = ()
+    delegations: tuple[DelegationTrace, ...] = ()  # rejected ones too
     final_output: str = ""
     parsed_output: Any = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
-    #: `map`, `reduce`, `final-reduce` or `direct`; None: not part of a map-reduce
-    node_type: str | None = None
-    #: 0 for maps and direct tasks; None: not part of a map-reduce
-    map_reduce_level: int | None = None
+    node_type: str | None = None  # `map`, `reduce`, `final-reduce`, `direct`
+    map_reduce_level: int | None = None  # 0: maps and direct tasks
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     @field_serializer("parsed_output", mode="wrap", when_used="json")
@@ -290,24 +261,19 @@ class AgentSummary(Value):
 class MapReduceLevelSummary(Value):
     """One level of a map-reduce."""
 
-    #: 0: the maps, or the direct task
-    level: int
-    #: started tasks
+    level: int  # 0: maps, or the direct task
     task_count: int
-    #: from the first start to the last end
     duration: timedelta
     workflow: str = "parallel"
 
 
 class PhaseTrace(Value):
-    """A phase that ended or was skipped. The reviews of a phase have a separate entry."""
+    """A phase that ended or was skipped, without its reviews."""
 
     name: str
-    #: `phase:draft`
-    path: str
+    path: str  # `phase:draft`
     status: PhaseStatus
-    #: all executions, including attempts that were not accepted, in the order of their ends
-    task_traces: tuple[TaskTrace, ...] = ()
+    task_traces: tuple[TaskTrace, ...] = ()  # all executions in the order of their ends, rejected attempts too
     started_at: Instant
     completed_at: Instant
     duration: timedelta
@@ -322,21 +288,19 @@ class ErrorTrace(Value):
     error_type: str
     message: str
     stack_trace: str = ""
-    #: line of user code that raised the error, as in a traceback; empty: none, or unknown
-    place: str = Field(default="", exclude_if=_is_empty)
+    place: str = Field(default="", exclude_if=_is_empty)  # line of user code, as in a traceback
     occurred_at: Instant
 
 
 class ExecutionTrace(Value):
-    """A run as a tree, for reading, storing and comparing."""
+    """A run as a tree."""
 
     EMPTY: ClassVar[ExecutionTrace]
 
     schema_version: str = "1.1"
     capture_mode: CaptureMode = CaptureMode.OFF
     ensemble_id: str
-    #: name of the team; None: it has no name
-    ensemble_name: str | None = Field(default=None, exclude_if=_is_none)
+    ensemble_name: str | None = Field(default=None, exclude_if=_is_none)  # of the team
     workflow: str
     started_at: Instant
     completed_at: Instant
@@ -346,19 +310,16 @@ class ExecutionTrace(Value):
     task_traces: FrozenSequence[TaskTrace] = ()
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     total_cost_estimate: CostEstimate | None = None
-    #: of a map-reduce, by level
     map_reduce_levels: tuple[MapReduceLevelSummary, ...] = ()
-    #: runs of loops, in the order in which they ended
-    loop_traces: tuple[LoopTrace, ...] = Field(default=(), exclude_if=_is_empty)
-    #: in the order in which they ended
-    phases: tuple[PhaseTrace, ...] = Field(default=(), exclude_if=_is_empty)
+    loop_traces: tuple[LoopTrace, ...] = Field(default=(), exclude_if=_is_empty)  # in the order of their ends
+    phases: tuple[PhaseTrace, ...] = Field(default=(), exclude_if=_is_empty)  # in the order of their ends
     graph_trace: GraphTrace | None = Field(default=None, exclude_if=_is_none)
     errors: tuple[ErrorTrace, ...] = ()
     trace_id: str | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return indented JSON; with a path, also write it there and create missing folders.
+        """Return indented JSON; with a path, also write it there.
 
         Raises:
             OSError: The file cannot be written.
@@ -369,7 +330,7 @@ class ExecutionTrace(Value):
         return text
 
     def write_json(self, path: str | Path) -> None:
-        """Write the text of `to_json` task by task: memory never holds the text of a whole long trace.
+        """Write the text of `to_json`, task by task to save memory.
 
         Raises:
             OSError: The file cannot be written.
@@ -378,7 +339,7 @@ class ExecutionTrace(Value):
             file.writelines(self._pieces())
 
     def _pieces(self) -> Iterator[str]:
-        # Nested lines are indented further. JSON strings contain no line breaks.
+        # JSON strings contain no line breaks.
         name = '\n  "task_traces": ['
         head, _, tail = _pretty(self.model_copy(update={"task_traces": ()})).partition(f"{name}]")
         yield f"{head}{name}"
@@ -417,14 +378,12 @@ class ExecutionTraceExporter(Protocol):
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
-#: The version without further fields after its flags, and the invalid version.
-_FIRST_VERSION, _NO_VERSION = "00", "ff"
+_FIRST_VERSION, _NO_VERSION = "00", "ff"  # the first version has no further fields; the other is invalid
 
 
 class TraceParent(NamedTuple):
-    """A span in the form of W3C's `traceparent` header."""
+    """A span in the form of W3C's `traceparent` header: 32 and 16 hexadecimal digits."""
 
-    #: 32 and 16 hexadecimal digits
     trace_id: str
     span_id: str
     is_sampled: bool = True
@@ -434,7 +393,7 @@ class TraceParent(NamedTuple):
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
-    """Return the span of a `traceparent`; None if it is invalid: then a new trace begins, as W3C requires.
+    """Return the span of a `traceparent`; None if it is invalid.
 
     Examples:
         >>> parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
@@ -458,20 +417,16 @@ def _id_of(name: str, digits: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTracing:
-    """The common data of all spans of a run; every process of the run has a copy."""
+    """The common data of all spans of a run."""
 
     run_id: str
-    #: the span that requested the run; None: the run begins a new trace
-    caller: TraceParent | None = None
+    caller: TraceParent | None = None  # it requested the run; None: a new trace
     is_sampled: bool = True
-    #: how often the run was resumed before
-    beginning: int = 0
-    #: an earlier segment of the run reported its spans until then; Unix time, s
-    reported_until: float = 0.0
+    beginning: int = 0  # number of resumes
+    reported_until: float = 0.0  # Unix time, s: spans until then are reported
 
     @property
     def trace_id(self) -> str:
-        """Id of the trace that contains the run."""
         return _id_of(f"trace {self.run_id}", _TRACE_DIGITS) if self.caller is None else self.caller.trace_id
 
     def run_span(self, beginning: int | None = None) -> str:

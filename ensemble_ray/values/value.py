@@ -9,19 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, TypeVar, cast, get_type_hints
 
 import pydantic
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidatorFunctionWrapHandler,
-    WrapSerializer,
-    WrapValidator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ensemble_ray.errors import ValidationError
 
@@ -40,7 +28,7 @@ _REQUEST_OPTION = (
 )
 _WORKFLOW = "Tasks run in parallel in an ensemble with the workflow 'parallel'"
 
-#: By class and by a name of another framework: the field of this library, or a sentence if there is no such field.
+#: By class and foreign name: our field, or a sentence if there is none.
 FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
     "Agent": {
         **_MODELS,
@@ -134,7 +122,7 @@ FOREIGN_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def find_own_name(kind: type[object], name: str) -> str:
-    """Return a hint about a field name of another framework; "" if the name is unknown."""
+    """Return a hint about a field name of another framework, or ""."""
     for each in kind.__mro__:
         own = FOREIGN_NAMES.get(each.__name__, {}).get(name)
         if own is not None:
@@ -143,7 +131,7 @@ def find_own_name(kind: type[object], name: str) -> str:
 
 
 def _as_duration(value: object) -> object:
-    """Accept seconds or a timedelta (S-CONV-8)."""
+    """S-CONV-8."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return timedelta(seconds=value)
@@ -152,38 +140,28 @@ def _as_duration(value: object) -> object:
     return value
 
 
-#: A `timedelta`; it accepts a number of seconds.
-Duration = Annotated[timedelta, BeforeValidator(_as_duration)]
+Duration = Annotated[timedelta, BeforeValidator(_as_duration)]  # accepts seconds
 
 if TYPE_CHECKING:
     _Read = TypeVar("_Read")
     _Written = TypeVar("_Written")
 
     class Accepts(Generic[_Read, _Written]):
-        """A field with one type for reading and another for writing."""
-
         def __get__(self, instance: object, owner: object) -> _Read: ...
         def __set__(self, instance: object, value: _Written) -> None: ...
 
-    #: a `timedelta`, or seconds
     DurationField = Accepts[timedelta, timedelta | float]
 else:
 
     class Accepts:
-        """The type checkers' class does nothing at run time."""
-
         def __class_getitem__(cls, types: object) -> type:
             return cls
 
     DurationField = Duration
 
 
-def _in_utc(value: datetime) -> datetime:
-    return value if value.tzinfo is UTC else value.astimezone(UTC)
-
-
-#: A time in UTC; it accepts any time zone, but no naive time (S-CONV-8).
-Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+#: In UTC; accepts any time zone, but no naive time (S-CONV-8).
+Instant = Annotated[AwareDatetime, AfterValidator(lambda at: at if at.tzinfo is UTC else at.astimezone(UTC))]
 
 
 _Item = TypeVar("_Item")
@@ -196,10 +174,7 @@ class LazySequence(Sequence[_Item]):
 
 
 def to_tuple(value: object) -> tuple[object, ...]:
-    """Return a user's list as a tuple, so that later changes of the list have no effect (S-CONV-5).
-
-    None becomes (), and a single value a tuple of one (S-DOM-100).
-    """
+    """Return a list as a tuple (S-CONV-5). None becomes (), and a single value a tuple of one (S-DOM-100)."""
     if value is None:
         return ()
     if isinstance(value, list | tuple):
@@ -208,16 +183,15 @@ def to_tuple(value: object) -> tuple[object, ...]:
     return tuple(cast("Collection[object]", value)) if is_many else (value,)
 
 
-def _keep(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    return value if isinstance(value, LazySequence) else check(to_tuple(value))
+_keep_lazy = pydantic.WrapValidator(
+    lambda value, check: cast("object", value) if isinstance(value, LazySequence) else check(to_tuple(value))
+)
+_dump_lazy = pydantic.WrapSerializer(
+    lambda value, dump: dump(tuple(value) if isinstance(value, LazySequence) else value)
+)
 
 
-def _dump(value: object, dump: SerializerFunctionWrapHandler) -> object:
-    return dump(tuple(cast("Iterable[object]", value)) if isinstance(value, LazySequence) else value)
-
-
-#: An immutable sequence: a copy of a list, or () for None.
-FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_keep), WrapSerializer(_dump)]
+FrozenSequence = Annotated[Sequence[_Item], _keep_lazy, _dump_lazy]  # a copy of a list, or () for None
 if TYPE_CHECKING:
     #: as a user writes it: a list, or a single value
     OneOrMany: TypeAlias = Accepts[Sequence[_Item], _Item | Sequence[_Item] | None]
@@ -230,11 +204,10 @@ def utc_of(at_s: float) -> datetime:
 
 
 def utc_now() -> datetime:
-    """Return the current time in UTC. It is for defaults of values, not for machines."""
+    """For defaults of values, not for machines."""
     return datetime.now(UTC)
 
 
-#: Example of a class, for errors about a value of another type.
 _EXAMPLES = {
     "Agent": 'Agent("Writer", goal="Write")',
     "EnsembleMemory": "EnsembleMemory(short_term=True)",
@@ -245,27 +218,22 @@ _EXAMPLES = {
 }
 
 
-def _wanted(found: ErrorDetails) -> str:
-    """Return the expected kind of value, if the field requires a callable or an object of a class; else ""."""
-    if found["type"] == "callable_type":
-        return "callable, such as a function"
-    name = found.get("ctx", {}).get("class" if found["type"] == "is_instance_of" else "class_name", "")
-    example = _EXAMPLES.get(name)
-    article = "an" if name[:1] in "AEIOU" else "a"
-    return f"{article} {name}{f', such as {example}' if example else ''}" if name else ""
-
-
 def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
-    """Return the library's error for an error of pydantic: one sentence per field (S-CONV-12)."""
+    """Return an error of pydantic as one of this library: one sentence per field (S-CONV-12)."""
     parts: list[str] = []
     for found in error.errors(include_url=False):
-        ours = found.get("ctx", {}).get("error")
+        context, kind = found.get("ctx", {}), found["type"]
+        ours = context.get("error")
         if isinstance(ours, ValueError) and not isinstance(ours, pydantic.ValidationError):
             return ValidationError(str(ours))
         where = ".".join(str(part) for part in found["loc"])
-        if found["type"] == "extra_forbidden":
+        name = context.get("class" if kind == "is_instance_of" else "class_name", "") if kind != "callable_type" else ""
+        article = "an" if name[:1] in "AEIOU" else "a"
+        example = f", such as {_EXAMPLES[name]}" if name in _EXAMPLES else ""
+        if kind == "extra_forbidden":
             parts.append(f"unknown field '{where}'")
-        elif (wanted := _wanted(found)) and where:
+        elif where and (name or kind == "callable_type"):
+            wanted = f"{article} {name}{example}" if name else "callable, such as a function"
             parts.append(f"'{where}' must be {wanted}, got: {type(found['input']).__name__}")
         else:
             parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
@@ -287,12 +255,10 @@ def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationErr
     return ValidationError(f"{kind.__name__}: {'; '.join(parts)}")
 
 
-#: Most fields in the error for a positional argument.
 _SHOWN_FIELDS = 12
 
 
 def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping[str, object]) -> dict[str, object]:
-    """Return positional arguments by the names of their fields."""
     fields = [info.alias or name for name, info in kind.model_fields.items()]
     places = [name for name, info in kind.model_fields.items() if info.kw_only is False]
     if len(args) > len(places):
@@ -308,7 +274,7 @@ def _name_arguments(kind: type[BaseModel], args: Sequence[object], data: Mapping
 
 
 class _Signature:
-    """The signature of a value's class: its fields, positional ones first."""  # S-DOM-102
+    """The fields of a class, positional ones first."""
 
     def __get__(self, _instance: object, kind: type[BaseModel]) -> inspect.Signature:
         declared = list(inspect.signature(kind.__init__).parameters.values())[1:]
@@ -343,14 +309,13 @@ def _hints(kind: type[BaseModel]) -> dict[str, object]:
         return dict(fields.__annotations__)
 
 
-#: Any: pydantic declares `__signature__` with another type
-_SIGNATURE: Any = _Signature()
+_SIGNATURE: Any = _Signature()  # pydantic declares another type
 
 
 class Value(BaseModel):
-    """A frozen value without unknown fields. `replace` returns a changed copy, validated again."""
+    """A frozen value without unknown fields."""
 
-    # Schemas are built at the first use of a class: a process imports many classes that it never instantiates.
+    # A process imports many classes that it never instantiates.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     __signature__ = _SIGNATURE
@@ -364,7 +329,7 @@ class Value(BaseModel):
 
         Raises:
             TypeError: A positional argument has no field.
-            ValidationError: A name is unknown, which is checked first, or a value is invalid.
+            ValidationError: A name is unknown, or a value is invalid.
         """
         kind = type(self)
         if args:
@@ -387,9 +352,8 @@ class Value(BaseModel):
 
 
 def _check_requests(value: object) -> object:
-    if value is None or (
-        isinstance(value, int | float) and value <= 0
-    ):  # a missing argument counts as None (S-CONV-13)
+    # A missing argument counts as None (S-CONV-13).
+    if value is None or (isinstance(value, int | float) and value <= 0):
         raise ValueError(f"RateLimit requests must be > 0, got: {value}")
     return value
 
@@ -409,7 +373,7 @@ def _check_period(value: timedelta) -> timedelta:
 if TYPE_CHECKING:
     _Period: TypeAlias = DurationField
 else:
-    # Validators before the type run from the last to the first, so None is checked before the duration.
+    # The last one runs first, so None is checked before the duration.
     _Period = Annotated[Duration, AfterValidator(_check_period), BeforeValidator(_require_period)]
 
 
@@ -417,7 +381,7 @@ class RateLimit(Value):
     """A number of requests per period. Limits with equal fields are equal.
 
     Attributes:
-        requests: Most requests per period; also the largest burst after an idle time.
+        requests: Most requests per period; also the largest burst.
         period: Length of the period; a number means seconds.
     """
 

@@ -73,7 +73,7 @@ class PageSocket:
             hub: Sends messages to pages.
             reviews: Receives their decisions.
             is_local: Whether to accept only pages of this machine (S-WEB-71).
-            control: Answers their other messages; None: the dashboard logs these as unknown.
+            control: Answers their other messages.
         """
         self._hub = hub
         self._reviews = reviews
@@ -102,7 +102,7 @@ class PageSocket:
             sending.cancel()
 
     async def _take(self, client: _Client, message: WebSocketMessage) -> None:
-        """Handle a message of a page. An invalid message is logged (S-WEB-31)."""
+        """An invalid message is logged (S-WEB-31)."""
         try:
             kind, data = decode(cast("str | None", message.get("text")) or "")
         except ValueError as error:
@@ -111,7 +111,11 @@ class PageSocket:
         if kind == "ping":
             await client.send({"type": "pong"})
         elif kind == "review_decision":
-            self._decide(data)
+            review_id, decision, text = data.get("review_id"), data.get("decision"), data.get("revised_output")
+            if not isinstance(review_id, str) or not isinstance(decision, str) or not isinstance(text, str | None):
+                _log.warning("A page of the dashboard sent a decision without review_id or decision")
+            elif not self._reviews.decide(review_id, decision, text):
+                _log.info("A page decided review '%s', which is not open", review_id)
         elif self._control is not None and (answer := self._control.handlers.get(kind)) is not None:
             try:
                 await answer(client, data)
@@ -119,13 +123,6 @@ class PageSocket:
                 _log.warning("A page's message of type '%s' failed: %s", kind, message_of(error))
         else:
             _log.warning("A page of the dashboard sent a message of an unknown type: '%s'", kind)
-
-    def _decide(self, data: Mapping[str, object]) -> None:
-        review_id, decision, text = data.get("review_id"), data.get("decision"), data.get("revised_output")
-        if not isinstance(review_id, str) or not isinstance(decision, str) or not isinstance(text, str | None):
-            _log.warning("A page of the dashboard sent a decision without review_id or decision")
-        elif not self._reviews.decide(review_id, decision, text):
-            _log.info("A page decided review '%s', which is not open", review_id)
 
 
 async def _send(websocket: WebSocket, connection: Connection) -> None:
@@ -165,7 +162,7 @@ class DashboardActions:
         return await self._make_recorded(run_id).fork(run_id, asked)
 
     async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
-        """Decide a gate of this process, or else in the record; see `StudioActions`."""
+        """Decide a gate of this process, or else in the record."""
         detail = await self._reader.run(run_id, ANYBODY)
         shown = next((each for each in detail.reviews if each.gate_id == gate_id), None)
         if shown is None or not self._reviews.decide(gate_id, decision.decision, decision.text):
@@ -186,8 +183,7 @@ class DashboardActions:
         return LocalActions(place)
 
 
-#: Interval of the heartbeats to pages, s (S-WEB-38).
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 15.0  # S-WEB-38
 
 
 def dashboard_app(
@@ -200,9 +196,13 @@ def dashboard_app(
     live: Callable[[str], LiveEvents | None],
     control: Control | None = None,
 ) -> ASGIApp:
-    """Return the application of a dashboard. `port` returns the current port, `live` the live events of a run."""
+    """`port` returns the current port, `live` the live events of a run."""
     app = FastAPI(
-        title="ensemble_ray dashboard", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_open(hub, control)
+        title="ensemble_ray dashboard",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lambda _app: _open(hub, control),
     )
     is_local = is_loopback(host)
     pages = PageSocket(hub, reviews, is_local=is_local, control=None if control is None else control.sockets)
@@ -231,23 +231,17 @@ def dashboard_app(
     return LoopbackCheck(limited) if is_local else limited
 
 
-def _open(
-    hub: MessageHub, control: Control | None
-) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
-    @contextlib.asynccontextmanager
-    async def opened(_app: FastAPI) -> AsyncGenerator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            if control is not None:
-                await stack.enter_async_context(control)
-            beating = asyncio.get_running_loop().create_task(_beat(hub))
-            stack.callback(beating.cancel)
-            yield
-
-    return opened
-
-
-async def _beat(hub: MessageHub) -> None:
+@contextlib.asynccontextmanager
+async def _open(hub: MessageHub, control: Control | None) -> AsyncGenerator[None]:
     clock = SystemClock()
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        hub.send_to_all(Message("heartbeat", {"server_time_ms": round(clock.now() * 1000)}))
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            hub.send_to_all(Message("heartbeat", {"server_time_ms": round(clock.now() * 1000)}))
+
+    async with contextlib.AsyncExitStack() as stack:
+        if control is not None:
+            await stack.enter_async_context(control)
+        stack.callback(asyncio.get_running_loop().create_task(beat()).cancel)
+        yield

@@ -1,7 +1,6 @@
 """A live page for the runs of this process. Implements the port `Dashboard`.
 
-The listener and the review handler work before the server starts. A program starts and stops the server by `start()` and `stop()`.
-If a run started it, the last run stops it.
+The listener and the review handler work before the server starts. If a run started the server, the last run stops it.
 """
 
 from __future__ import annotations
@@ -53,15 +52,14 @@ class DashboardSettings(Value):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """Refuse invalid values (S-WEB-2). The error reports the first invalid field."""
+        """S-WEB-2: the error reports the first invalid field."""
         given = cast("Mapping[str, object]", data)
         port, host, timeout = given.get("port"), given.get("host"), given.get("review_timeout")
         runs, iterations = given.get("max_retained_runs"), given.get("max_snapshot_iterations")
         number = _number(port)
         if number is None or not 0 <= number <= _HIGHEST_PORT:
-            raise ValidationError(
-                f"port must be in the range 0-{_HIGHEST_PORT} (0 = OS-assigned ephemeral port); got: {port}"
-            )
+            msg = f"port must be in the range 0-{_HIGHEST_PORT} (0 = OS-assigned ephemeral port); got: {port}"
+            raise ValidationError(msg)
         if not isinstance(host, str) or not host.strip():
             raise ValidationError(f"host must not be None or blank; got: {host}")
         if timeout is None:
@@ -72,9 +70,8 @@ class DashboardSettings(Value):
         if (kept := _number(runs)) is None or kept < 1:
             raise ValidationError(f"max_retained_runs must be >= 1; got: {runs}")
         if (pairs := _number(iterations)) is None or pairs < 0:
-            raise ValidationError(
-                f"max_snapshot_iterations must be >= 0 (0 disables iteration snapshots); got: {iterations}"
-            )
+            msg = f"max_snapshot_iterations must be >= 0 (0 disables iteration snapshots); got: {iterations}"
+            raise ValidationError(msg)
         return data
 
 
@@ -84,14 +81,13 @@ _log = bounded_logger(__name__)
 class WebDashboard:
     """Shows runs in a browser as they happen, and asks at their review gates: `Ensemble(dashboard=WebDashboard.on_port(7329))`.
 
-    An ensemble with a dashboard starts it when a run begins, and stops it after the last run. A dashboard that was started before
-    keeps running. It can serve several ensembles. Every client that can reach its port can see all runs and decide reviews, so it
-    listens on loopback by default.
+    An ensemble starts its dashboard when a run begins, and stops it after the last run, unless a program started it before. Every
+    client that can reach its port can see all runs and decide reviews, so it listens on loopback by default.
 
     Attributes:
         streaming_listener: Sends events to the pages; an `EnsembleListener`.
         review_handler: Asks at gates, and waits for the decision of a page.
-        trace_exporter: Writes traces to `trace_export_dir`; None: no folder is set.
+        trace_exporter: Writes traces to `trace_export_dir`.
 
     Example:
         >>> dashboard = WebDashboard(port=0, on_timeout="exit_early")
@@ -118,10 +114,10 @@ class WebDashboard:
             host: A name or an address of this machine.
             review_timeout: Timeout of the gates of a review policy, a `timedelta` or seconds; 0: no limit.
             on_timeout: Effect of this timeout: `"continue"`, `"exit_early"` or `"fail"`.
-            max_retained_runs: Number of runs whose messages are stored for pages that connect later.
-            max_snapshot_iterations: Number of model requests to store per task; 0: none.
-            trace_export_dir: Folder for the traces of ensembles without an exporter; None: write no traces.
-            control: Starts and controls runs for pages and programs; None: the dashboard only shows runs and asks.
+            max_retained_runs: Runs whose messages are stored for pages that connect later.
+            max_snapshot_iterations: Model requests to store per task.
+            trace_export_dir: Folder for the traces of ensembles without an exporter.
+            control: Starts and controls runs for pages and programs.
 
         Raises:
             ValidationError: a value is invalid.
@@ -145,17 +141,15 @@ class WebDashboard:
         folder = settings.trace_export_dir
         self.trace_exporter = None if folder is None else JsonTraceExporter(folder)
         self._shown = ShownRuns()
-        #: held during a start or a stop
         self._serving = new_lock()
         self._lock = new_lock()
         self._server: HttpServer | None = None
-        #: number of active runs, and whether a run started the server
-        self._runs = 0
+        self._runs = 0  # active runs, and whether a run started the server
         self._is_for_runs = False
         track(self)
 
     def after_fork(self) -> None:
-        """Forget the server and the runs: they belong to the parent."""
+        """Drop the server and the runs, which belong to the parent."""
         if self._server is not None:
             atexit.unregister(self.stop)
         self._server, self._runs, self._is_for_runs = None, 0, False
@@ -191,7 +185,7 @@ class WebDashboard:
         return -1 if server is None else server.port
 
     def start(self) -> None:
-        """Serve until `stop()`. If a run started the server, it now stays after the last run.
+        """Serve until `stop()`, also after the last run.
 
         Raises:
             ValidationError: the packages that it needs are not installed.
@@ -202,12 +196,12 @@ class WebDashboard:
             self._start()
 
     def stop(self) -> None:
-        """Close all connections and stop serving. No effect if the server does not run. Open gates wait for their timeouts."""
+        """Close all connections and stop serving. Open gates wait for their timeouts."""
         with self._serving:
             self._stop()
 
     def enter_run(self, run: DashboardRun) -> None:
-        """Count a new run, and start the server if needed; see `Dashboard`."""
+        """Count a new run, and start the server if needed."""
         self._shown.add(run)
         with self._lock:
             self._runs += 1
@@ -222,10 +216,10 @@ class WebDashboard:
             raise
 
     def leave_run(self) -> None:
-        """Count the end of a run, and stop the server after the last run; see `Dashboard`."""
+        """Count the end of a run, and stop the server after the last run."""
         with self._lock:
             self._runs -= 1
-        # A stopping server may wait for its own runs, so these acquire the lock only to stop it.
+        # A stopping server may wait for its own runs, so these lock only to stop it.
         if self._is_left():
             with self._serving:
                 if self._is_left():  # no other run began meanwhile

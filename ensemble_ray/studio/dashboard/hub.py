@@ -49,8 +49,7 @@ def decode(text: str) -> tuple[str, Mapping[str, object]]:
     return kind, fields
 
 
-#: Capacity of the queue of a connection, characters: some thousand long outputs.
-MOST_WAITING_CHARACTERS = 67_108_864
+MOST_WAITING_CHARACTERS = 67_108_864  # queue of a connection: some thousand long outputs
 _log = bounded_logger(__name__)
 
 
@@ -58,26 +57,23 @@ class Connection:
     """The queue of messages to one page. Any thread adds messages; the loop of the server sends them."""
 
     def __init__(self) -> None:
-        #: returns the first message
         self._first: Callable[[], str] | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = new_lock()
         self._waiting: deque[str] = deque()
         self._characters = 0
-        #: whether the queue overflowed, since the page did not read
-        self.is_overrun = False
+        self.is_overrun = False  # the page did not read
         self._is_closing = False
         self._changed = asyncio.Event()
-        #: filter that the page subscribed to; None: all messages
-        self.wants: Callable[[Sent], bool] | None = None
+        self.wants: Callable[[Sent], bool] | None = None  # None: all messages
 
     def begin(self, write: Callable[[], str]) -> None:
-        """Set the function that returns the first message. It is called in a thread. The message needs no capacity."""
+        """Set the function that returns the first message. A thread calls it. The message needs no capacity."""
         self._first = write
         self._wake()
 
     def put(self, text: str) -> None:
-        """Queue a message. Thread-safe."""
+        """Thread-safe."""
         with self._lock:
             if self.is_overrun or self._is_closing:
                 return
@@ -95,7 +91,7 @@ class Connection:
         self._wake()
 
     async def take(self) -> list[str]:
-        """Wait for messages, and return them; an empty list: the connection ends."""
+        """Wait for messages; an empty list: the connection ends."""
         write, self._first = self._first, None
         first = [] if write is None or self.is_overrun else [await asyncio.to_thread(write)]
         while True:
@@ -115,9 +111,9 @@ class Connection:
 class MessageHub:
     """The connections of a dashboard, and the snapshot for new ones.
 
-    A connection first gets the snapshot, then every later message, without gaps and repetitions (S-WEB-45). The lock covers the
-    copy of the snapshot, not its encoding, so a long history does not block runs. Sending never waits: the hub drops a connection
-    when its queue is full (S-WEB-46). Errors are logged and do not affect runs (S-WEB-16).
+    A connection first gets the snapshot, then every later message, without gaps and repetitions (S-WEB-45). The lock does not cover
+    the encoding of the snapshot, so a long history does not block runs. The hub drops a connection when its queue is full
+    (S-WEB-46). Errors are logged and do not affect runs (S-WEB-16).
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -144,14 +140,14 @@ class MessageHub:
             _log.warning("A message of type '%s' could not be sent to the dashboard", message.type, exc_info=True)
 
     def send_to_all(self, message: Message) -> None:
-        """Send a message that is not stored, such as a heartbeat."""
+        """Send a message that is not stored."""
         text = encode(message.type, message.data)
         with self._lock:
             for connection in self._connections:
                 connection.put(text)
 
     def join(self) -> Connection:
-        """Return a new connection. Its first message is `hello`. Call it on the loop of the server."""
+        """Return a new connection, whose first message is `hello`. Call it on the loop of the server."""
         connection = Connection()
         with self._lock:
             connection.begin(self._snapshot.hello())
@@ -174,7 +170,7 @@ class ControlMessages(Protocol):
 
     @property
     def handlers(self) -> Mapping[str, Callable[[Any, Mapping[str, Any]], Awaitable[None]]]:
-        """Handlers by message type. The arguments are the page, an object with `send` and `subscribe`, and the message."""
+        """By message type. The arguments are the page, with `send` and `subscribe`, and the message."""
         ...
 
     def drop(self, client: Any, /) -> None:
@@ -205,12 +201,11 @@ class Control(Protocol):
         ...
 
 
-#: Most stored runs: the newest.
 _MOST = 10_000
 
 
 class ShownRuns:
-    """The runs of a dashboard, with the locations of their records. Implements `RunReader`."""
+    """The newest runs of a dashboard. Implements `RunReader`."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -226,7 +221,7 @@ class ShownRuns:
                 del self._places[next(iter(self._places))]
 
     def place_of(self, run_id: str) -> StoreAddress | None:
-        """Return the location of the record of a run; None: unknown run."""
+        """Return the location of the record of a run."""
         return self._places.get(run_id)
 
     async def read(
@@ -251,7 +246,7 @@ class ShownRuns:
         return [] if store is None else await store.facts_of(run_id, instance)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return the state of a run; None: unknown run, or no record so far."""
+        """None: unknown run, or no record so far."""
         store = self._store_of(run_id)
         return None if store is None else await store.summary(run_id)
 
@@ -277,32 +272,25 @@ _STARTED = "ensemble_started"
 _ITERATIONS = {"llm_iteration_started": "started", "llm_iteration_completed": "completed"}
 _REVIEW_ENDS = frozenset({"review_timed_out", "review_decided"})
 _NOT_STORED = frozenset({"token", "heartbeat", "hello", "pong", *_ITERATIONS})
-#: Most stored characters of one run, over all its messages (S-WEB-66).
-MOST_CHARACTERS = 67_108_864
-#: Number of tasks whose newest requests are stored: the last active ones. A map over ten thousand items has as many tasks.
-_KEPT_TASKS = 100
+MOST_CHARACTERS = 67_108_864  # stored characters of one run (S-WEB-66)
+_KEPT_TASKS = 100  # the last active tasks: a map over ten thousand items has as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    #: empty: the message belongs to no run
-    run_id: str
+    run_id: str  # empty: no run
     message: Message
-    #: the full message as JSON
-    text: str
+    text: str  # as JSON
 
 
 @dataclass(slots=True)
 class _Run:
-    """The stored messages of one run: position and text."""
-
     started_at: object
     stored: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
-    #: total of the stored texts
     characters: int = 0
 
     def add(self, position: int, text: str) -> None:
-        """Store a message. Over the limit the oldest are evicted, except the first: it reports the start of the run."""
+        """Over the limit the oldest messages are evicted, except the first: it reports the start of the run."""
         self.stored.append((position, text))
         self.characters += len(text)
         while self.characters > MOST_CHARACTERS and len(self.stored) > 2:  # noqa: PLR2004  the first, and the newest
@@ -311,36 +299,32 @@ class _Run:
             self.stored.appendleft(first)
 
 
-#: The two messages of a request to a model, by name.
-_Pair = dict[str, str]
+_Pair = dict[str, str]  # the messages of a request to a model, by name
 
 
 class Snapshot:
     """The messages of the newest runs.
 
-    - Over the limit the oldest run is removed, and its later messages are not stored.
-    - Tokens, model requests and messages to one connection are not stored in the list of a run.
-    - An open review is stored until its end, also if its run is unknown.
-    - The newest model requests per task are stored separately, until the next run starts.
-    - `hello` returns messages in the order in which they were sent, over all runs.
+    Tokens, model requests and messages to one connection are not stored in the list of a run. An open review is stored until
+    its end, also of an unknown run. The newest model requests per task are stored until the next run starts.
     """
 
     def __init__(self, *, most_runs: int, most_iterations: int) -> None:
-        """Create an empty snapshot of that many runs, and that many model requests per task."""
         self._most_runs = most_runs
         self._most_iterations = most_iterations
         self._positions = itertools.count()
-        #: in the order in which they began
         self._runs: dict[str, _Run] = {}
-        #: by id of the review
-        self._reviews: dict[str, tuple[int, str]] = {}
-        #: by run and task, the last active at the end
-        self._iterations: dict[tuple[str, str], deque[_Pair]] = {}
+        self._reviews: dict[str, tuple[int, str]] = {}  # by id
+        self._iterations: dict[tuple[str, str], deque[_Pair]] = {}  # by run and task, the last active at the end
 
     def add(self, sent: Sent) -> None:
         kind, data = sent.message
         if kind == _STARTED:
-            self._begin(sent.run_id, data.get("started_at"))
+            self._iterations.clear()
+            self._runs.pop(sent.run_id, None)  # a run that resumes in this process sends its tasks again
+            self._runs[sent.run_id] = _Run(data.get("started_at"))
+            while len(self._runs) > self._most_runs:
+                del self._runs[next(iter(self._runs))]
         if kind in _ITERATIONS:
             self._add_iteration(sent)
         elif kind == "review_requested":
@@ -353,10 +337,7 @@ class Snapshot:
                 run.add(next(self._positions), sent.text)
 
     def hello(self) -> Callable[[], str]:
-        """Copy the current messages, and return a function that encodes them as the first message of a connection.
-
-        S-WEB-40 and S-WEB-41 define that message. The function is thread-safe.
-        """
+        """Copy the current messages, and return a thread-safe function that encodes them in their order (S-WEB-40, S-WEB-41)."""
         latest = next(reversed(self._runs.items()), None)
         return partial(
             _hello,
@@ -364,14 +345,6 @@ class Snapshot:
             [*(list(run.stored) for run in self._runs.values()), sorted(self._reviews.values())],
             [dict(pair) for kept in self._iterations.values() for pair in kept],
         )
-
-    def _begin(self, run_id: str, started_at: object) -> None:
-        self._iterations.clear()
-        # A run that resumes in this process sends its tasks again.
-        self._runs.pop(run_id, None)
-        self._runs[run_id] = _Run(started_at)
-        while len(self._runs) > self._most_runs:
-            del self._runs[next(iter(self._runs))]
 
     def _add_iteration(self, sent: Sent) -> None:
         if not self._most_iterations or sent.run_id not in self._runs:

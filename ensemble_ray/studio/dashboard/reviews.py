@@ -1,7 +1,4 @@
-"""A review handler that asks on the pages of a dashboard.
-
-Runs open gates on their own loops; pages decide them on the loop of the server.
-"""
+"""A review handler that asks on the pages of a dashboard. Runs open gates on their loops; the server decides them on its loop."""
 
 from __future__ import annotations
 
@@ -35,44 +32,36 @@ _APPROVALS = frozenset({"approve", "continue"})
 class _Open:
     request: ReviewRequest
     created_at: float
-    #: set on its loop
     decided: asyncio.Future[ReviewDecision]
     loop: asyncio.AbstractEventLoop
 
     def decide(self, decision: ReviewDecision) -> None:
-        """Set the decision on the loop of the task. Thread-safe."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
-            self.loop.call_soon_threadsafe(self._set, decision)
+        """Thread-safe."""
 
-    def _set(self, decision: ReviewDecision) -> None:
-        if not self.decided.done():
-            self.decided.set_result(decision)
+        def set_result() -> None:
+            if not self.decided.done():
+                self.decided.set_result(decision)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
+            self.loop.call_soon_threadsafe(set_result)
 
 
 class WebReviewHandler(ReviewHandler):
-    """Asks the users of the pages of a dashboard. `WebDashboard.review_handler` is the instance of a dashboard.
+    """Asks the users of the pages of a dashboard, as `WebDashboard.review_handler`.
 
-    The first decision of a gate counts; later ones are ignored. A timeout is a decision too. A gate stays open until a
-    decision or its timeout, also when pages disconnect. When a run stops waiting, the pages close its gate.
-    """  # S-WEB-54, S-WEB-56, S-WEB-57, S-WEB-61
+    The first decision or timeout of a gate counts. A gate stays open when pages disconnect. When a run stops waiting, the pages
+    close its gate.
+    """
 
-    #: several gates can be open, and are decided in any order (S-WEB-58)
-    is_concurrent: ClassVar[bool] = True
+    is_concurrent: ClassVar[bool] = True  # gates are decided in any order (S-WEB-58)
 
     def __init__(self, hub: MessageHub, *, timeout: timedelta, on_timeout: OnTimeoutAction) -> None:
-        """Use the messages of a hub.
-
-        Args:
-            hub: Sends messages to the pages.
-            timeout: Timeout of the gates of a review policy.
-            on_timeout: Effect of this timeout.
-        """
+        """`timeout` and `on_timeout` are those of the gates of a review policy."""
         self._hub = hub
         self._clock = SystemClock()
         self._lock = new_lock()
         self._open: dict[str, _Open] = {}
-        #: the gate that a review policy adds after a task
-        self.default_review = Review(timeout=timeout, on_timeout=on_timeout)
+        self.default_review = Review(timeout=timeout, on_timeout=on_timeout)  # of a review policy
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
         """Ask, and return the decision of a user or of the timeout.
@@ -103,7 +92,7 @@ class WebReviewHandler(ReviewHandler):
         Args:
             review_id: Id of the gate.
             decision: `approve`, `continue` or `edit`, in any case. Any other word ends the run.
-            revised_output: The new text of an edit; None: an empty text.
+            revised_output: The new text of an edit.
         """
         word = decision.strip().lower()
         if word in _APPROVALS:
@@ -127,11 +116,11 @@ class WebReviewHandler(ReviewHandler):
         return [_to_json(review_id, gate) for review_id, gate in waiting]
 
     def is_open(self, review_id: str) -> bool:
-        """Return whether this handler waits for the decision of a gate."""
+        """Return whether this handler waits for a decision."""
         return review_id in self._open
 
     def _take(self, review_id: str) -> _Open | None:
-        """Close and return a gate; None: it is already closed."""
+        """Close and return an open gate."""
         with self._lock:
             return self._open.pop(review_id, None)
 

@@ -9,23 +9,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
-from ensemble_ray.values.descriptions import (
-    MOST_AGENTS,
-    ActorDescription,
-    BucketDescription,
-    ClusterDescription,
-    EndpointDescription,
-    ProcessDescription,
-)
+from ensemble_ray.values import descriptions
 
 _RANK = {"closed": 0, "half_open": 1, "open": 2}
-#: Most runs and steps in the answer for one process that owns runs.
 _MOST = 200
-#: Node name of processes that no node has started.
 _NO_NODE = "no node yet"
-#: Replaces notes that name actors, for visitors without access to the whole cluster.
+#: For visitors without access to the whole cluster: notes name actors.
 _INCOMPLETE = "Not all of the cluster answered: more processes may work for these runs."
-#: Order of the kinds on a node.
 _ORDER = ("driver", "scheduler", "manager", "agent", "callables", "limiter", "events", "journal")
 
 
@@ -35,11 +25,8 @@ class RunAndOwner:
 
     run_id: str
     host: str
-    #: process id of the owner; None: unknown
     pid: int | None
-    #: name of its owner in the store
-    name: str
-    #: running steps, and the number of further ones
+    name: str  # of the owner
     running: Sequence[TaskHere] = ()
     more_running: int = 0
     memory_mb: float | None = None
@@ -47,20 +34,18 @@ class RunAndOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorsQuestion:
-    #: ids of the runs that are recorded and that the visitor may see
-    visible: Collection[str]
-    #: whether the visitor may see processes of other runs, limits and endpoints
-    is_all_seen: bool
-    #: show the processes of this run; None: of all runs
-    run_id: str | None = None
-    #: now, Unix time in s
-    at: float
+    visible: Collection[str]  # recorded runs that the visitor may see
+    is_all_seen: bool  # also processes of other runs, limits and endpoints
+    run_id: str | None = None  # None: all runs
+    at: float  # Unix time, s
 
     def may_tell(self, run_id: str) -> bool:
         return self.is_all_seen or run_id in self.visible
 
 
-def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwner], asked: ActorsQuestion) -> Actors:
+def actors_of(
+    clusters: Sequence[descriptions.ClusterDescription], owned: Sequence[RunAndOwner], asked: ActorsQuestion
+) -> Actors:
     """Return the processes of clusters, and those that own runs, by node."""
     places = _Places(clusters)
     owners: dict[tuple[str, int | None, str], list[RunAndOwner]] = {}
@@ -68,7 +53,7 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
         owners.setdefault((each.host, each.pid, each.name), []).append(each)
     hosted: set[str] = set()
     buckets: list[LimiterSchema] = []
-    endpoints: list[EndpointDescription] = []
+    endpoints: list[descriptions.EndpointDescription] = []
     more = 0
     residents = {
         process.name: [agent for run in process.runs for agent in run.agents]
@@ -78,15 +63,22 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
     }
     for actor in (actor for cluster in clusters for actor in cluster.actors):
         scheduler = actor.process.name if actor.process.kind == "scheduler" else None
-        shown = [each for each in actor.processes if _is_shown(each, asked)]
-        for process in shown:
+        has_shown = False
+        for process in actor.processes:
+            ids = {each.run_id for each in process.runs} | {each.run_id for each in process.tasks}
+            is_visible = asked.is_all_seen or any(map(asked.may_tell, ids))
+            if not (is_visible if asked.run_id is None else asked.run_id in ids):
+                continue
+            has_shown = True
             hosted.update(run.run_id for run in process.runs)
             places.add(process.node_id, process.host, _agents_info(process, asked, scheduler))
             endpoints += process.endpoints
         here = [key for key in owners if key[:2] == (actor.process.host, actor.process.pid)]
         for key in here:
             del owners[key]
-        if here or _is_actor_shown(actor, asked, has_shown=bool(shown)):
+        # A run shows its scheduler and the limiter that can delay it.
+        is_alone = asked.is_all_seen and (asked.run_id is None or actor.process.kind == "limiter")
+        if here or has_shown or is_alone:
             places.add(actor.process.node_id, actor.process.host, _shared_info(actor.process, asked))
         if asked.is_all_seen:
             more += actor.more_processes
@@ -109,12 +101,12 @@ def actors_of(clusters: Sequence[ClusterDescription], owned: Sequence[RunAndOwne
 class _Places:
     """Nodes by id, and other hosts by name."""
 
-    def __init__(self, clusters: Iterable[ClusterDescription]) -> None:
+    def __init__(self, clusters: Iterable[descriptions.ClusterDescription]) -> None:
         self._nodes: dict[str, NodeActors] = {}
         self._by_name: dict[str, NodeActors] = {}
         for cluster in clusters:
             for node in cluster.nodes:
-                # Two clusters may have a machine in common.
+                # Clusters may share a machine.
                 made = NodeActors(node=node.name, address=node.address or None, processes=[])
                 self._nodes[node.node_id] = self._by_name.setdefault(node.name, made)
 
@@ -132,21 +124,7 @@ class _Places:
         return sorted(found, key=lambda each: (each.node == _NO_NODE, each.node))
 
 
-def _is_shown(process: ProcessDescription, asked: ActorsQuestion) -> bool:
-    runs = {each.run_id for each in process.runs} | {each.run_id for each in process.tasks}
-    if asked.run_id is not None:
-        return asked.run_id in runs
-    return asked.is_all_seen or any(map(asked.may_tell, runs))
-
-
-def _is_actor_shown(actor: ActorDescription, asked: ActorsQuestion, *, has_shown: bool) -> bool:
-    """Return whether to show an actor without agents. A run shows its scheduler and the limiter that can delay it."""
-    if asked.run_id is None:
-        return asked.is_all_seen or has_shown
-    return has_shown or (asked.is_all_seen and actor.process.kind == "limiter")
-
-
-def _agents_info(process: ProcessDescription, asked: ActorsQuestion, scheduler: str | None) -> ProcessInfo:
+def _agents_info(process: descriptions.ProcessDescription, asked: ActorsQuestion, scheduler: str | None) -> ProcessInfo:
     runs = [each for each in process.runs if asked.may_tell(each.run_id)]
     tasks = [each for each in process.tasks if asked.may_tell(each.run_id) and asked.run_id in {None, each.run_id}]
     is_whole = asked.is_all_seen and asked.run_id is None
@@ -186,7 +164,7 @@ def _agents_info(process: ProcessDescription, asked: ActorsQuestion, scheduler: 
 
 
 def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> ProcessInfo:
-    """Return a process that owns runs. Processes of the cluster, if known, report their tasks themselves."""
+    """Return a process that owns runs. Known processes of the cluster report their tasks themselves."""
     own = [each for each in runs if each.run_id not in hosted]
     running = [task for each in own for task in each.running]
     return ProcessInfo(
@@ -202,8 +180,8 @@ def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> Process
     )
 
 
-def _shared_info(process: ProcessDescription, asked: ActorsQuestion) -> ProcessInfo:
-    """Return an actor without agents. The queue of a scheduler holds work of all runs, so only a view of all runs has it."""
+def _shared_info(process: descriptions.ProcessDescription, asked: ActorsQuestion) -> ProcessInfo:
+    """Only a view of all runs has the queue of a scheduler: it holds work of all runs."""
     is_whole = asked.is_all_seen and asked.run_id is None
     return ProcessInfo(
         pid=process.pid,
@@ -217,8 +195,8 @@ def _shared_info(process: ProcessDescription, asked: ActorsQuestion) -> ProcessI
     )
 
 
-def _limiter(bucket: BucketDescription, residents: Mapping[str, Sequence[str]]) -> LimiterSchema:
-    """Return a limit, with the agents of the processes that request it: most limit names are generated."""
+def _limiter(bucket: descriptions.BucketDescription, residents: Mapping[str, Sequence[str]]) -> LimiterSchema:
+    """With the agents of the processes that request permits, since most limit names are generated."""
     agents = dict.fromkeys(agent for name in bucket.holders for agent in residents.get(name, ()))
     return LimiterSchema(
         name=bucket.name,
@@ -227,13 +205,13 @@ def _limiter(bucket: BucketDescription, residents: Mapping[str, Sequence[str]]) 
         queue=bucket.waiting,
         permits=bucket.tokens,
         leased=bucket.leased,
-        agents=list(agents)[:MOST_AGENTS],
+        agents=list(agents)[: descriptions.MOST_AGENTS],
     )
 
 
-def _breakers(endpoints: Iterable[EndpointDescription], at: float) -> list[BreakerSchema]:
-    """Return each endpoint once, with the worst state over all processes and the sums of their counts."""
-    found: dict[str, list[EndpointDescription]] = {}
+def _breakers(endpoints: Iterable[descriptions.EndpointDescription], at: float) -> list[BreakerSchema]:
+    """Return each endpoint once, with the worst state and the sums over all processes."""
+    found: dict[str, list[descriptions.EndpointDescription]] = {}
     for each in endpoints:
         found.setdefault(each.name, []).append(each)
     breakers: list[BreakerSchema] = []

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
+from ensemble_ray.facts import runs
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
-from ensemble_ray.facts.runs import (
-    FailureRecorded,
-    OutputRecorded,
-    PlanRecorded,
-    RecordedBudget,
-    RecordedOutput,
-    ReviewDecided,
-    ReviewRequested,
-    RunResumed,
-)
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, Gate, ends_of, fold_gates, obstacle_at
@@ -26,14 +17,11 @@ from ensemble_ray.studio.views.steps import StepsView, as_millis, cost_of, exit_
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState
 
-#: Costs in records of budgets are whole numbers of the 8th decimal place.
-_UNITS = Decimal(10**8)
-#: Most characters of the texts of a review in a run. The inbox has the full texts.
-_SHOWN = 4000
+_UNITS = Decimal(10**8)  # recorded costs are whole numbers of the 8th decimal place
+_SHOWN = 4000  # characters of the texts of a review; the inbox has the full texts
 
 
 def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> schemas.ReviewSchema:
-    """Return a gate as the page shows it."""
     review, decided = gate.review(), gate.decided
     is_free = gate.is_open and obstacle_at(gate, at=at, is_owned=is_owned) is None
     return schemas.ReviewSchema(
@@ -59,8 +47,9 @@ def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decid
     )
 
 
-#: Kinds of facts that affect the totals. The fold ignores other kinds.
-TOTAL_KINDS = tuple(dict.fromkeys((*HEAD_KINDS, *GATE_KINDS, *kinds_of(*PAID, OutputRecorded, FailureRecorded))))
+TOTAL_KINDS = tuple(
+    dict.fromkeys((*HEAD_KINDS, *GATE_KINDS, *kinds_of(*PAID, runs.OutputRecorded, runs.FailureRecorded)))
+)
 
 
 class RunTotals:
@@ -68,17 +57,17 @@ class RunTotals:
 
     Attributes:
         head: How it began and ended.
-        budget: Its budget; None: no limit.
+        budget: Its budget.
         usage: Its usage.
-        cost: Sum of the known costs of its tasks; None: no cost is known.
-        last_at: Time of its newest fact, Unix time, s.
+        cost: Sum of the known costs of its tasks.
+        last_at: Unix time of its newest fact, s.
         cursor: Position of that fact.
     """
 
     def __init__(self, history: RunHistory | None = None) -> None:
-        """Start without facts. If there is a history of the run, read its head and usage there."""
+        """A history of the run has its head and usage."""
         self.head = RunHead() if history is None else history.head
-        self.budget: RecordedBudget | None = None
+        self.budget: runs.RecordedBudget | None = None
         self.usage = UsageTally() if history is None else history.totals
         self.cost: Decimal | None = None
         self.currency = ""
@@ -87,10 +76,8 @@ class RunTotals:
         self._first_task = ""
         self._planned = 0
         self._ended = 0
-        #: keys of tasks that review a phase: their answer is a decision
-        self._reviewers: set[str] = set()
+        self._reviewers: set[str] = set()  # tasks that review a phase: their answer is a decision
         self._result = ""
-        #: facts that open or close gates
         self._gate_facts: list[Fact] = []
         self._closing: set[str] = set()
 
@@ -98,39 +85,37 @@ class RunTotals:
         """Apply the next fact, if there is no history."""
         self.usage.apply(fact)
         self.head.apply(fact)
-        self.add(fact, fact.data.read() if isinstance(fact.data, OutputRecorded) else None)
+        self.add(fact, fact.data.read() if isinstance(fact.data, runs.OutputRecorded) else None)
 
-    def add(self, fact: Fact, output: RecordedOutput | None) -> None:
-        """Apply the next fact, except to the head and the usage. Its output, if any, is already read."""
+    def add(self, fact: Fact, output: runs.RecordedOutput | None) -> None:
+        """Apply the next fact, except to the head and the usage. Its output is already read."""
         self.last_at, self.cursor = max(self.last_at, fact.at), fact.seq
         match fact.data:
             case _ if output is not None:
                 self._add_end(fact, output.metrics)
                 if delegating_call(fact.name) is None and node_key(fact.name) not in self._reviewers:
                     self._result = title_of(output.raw[:2000])
-            case PlanRecorded() as header:
-                self._begin(header)
-            case RunResumed(is_restart=False, budget=budget) if budget is not None:
+            case runs.PlanRecorded() as header:
+                self.budget = header.budget
+                nodes, units = (
+                    [*map(as_mapping, as_sequence((header.plan or {}).get(key)))] for key in ("nodes", "units")
+                )
+                self._reviewers = {as_text(unit.get("review")) for unit in units}
+                self._planned = len(nodes)
+                self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
+            case runs.RunResumed(is_restart=False, budget=budget) if budget is not None:
                 self.budget = budget
-            case ReviewRequested():
+            case runs.ReviewRequested():
                 self._gate_facts.append(fact)
                 self._closing.update(name for _, name in ends_of(fact.name))
-            case ReviewDecided():
+            case runs.ReviewDecided():
                 self._gate_facts.append(fact)
-            case FailureRecorded(trace=trace):
+            case runs.FailureRecorded(trace=trace):
                 self._add_end(fact, as_mapping(as_mapping(trace).get("metrics")))
             case _:
                 pass
         if fact.name in self._closing and fact.kind in END_KINDS:
             self._gate_facts.append(fact)
-
-    def _begin(self, header: PlanRecorded) -> None:
-        self.budget = header.budget
-        nodes = [*map(as_mapping, as_sequence((header.plan or {}).get("nodes")))]
-        units = map(as_mapping, as_sequence((header.plan or {}).get("units")))
-        self._reviewers = {as_text(unit.get("review")) for unit in units}
-        self._planned = len(nodes)
-        self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
 
     def _add_end(self, fact: Fact, metrics: Mapping[str, object]) -> None:
         self._ended += delegating_call(fact.name) is None
@@ -148,7 +133,7 @@ class RunTotals:
         return self.usage.tokens if self.usage.model_calls and self.usage.tokens >= 0 else None
 
     def state(self, summary: RecordedRun) -> RunState:
-        """Return the state of the run. An end in the record overrides the summary."""
+        """An end in the record overrides the summary."""
         return summary.state if self.head.end is None else self.head.state
 
     def row(self, summary: RecordedRun) -> schemas.RunRow:
@@ -177,8 +162,6 @@ class RunTotals:
 
 
 class RunView:
-    """A run, folded from its facts."""
-
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.steps = StepsView()
@@ -202,18 +185,11 @@ class RunView:
             self.steps.history.interrupt(self.totals.last_at)
 
     def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[schemas.ReviewSchema]:
-        """Return its review gates with their full texts, oldest first; see `detail`."""
-        totals = self.totals
-        return [
-            review_of(
-                gate,
-                ensemble=totals.head.name,
-                at=at,
-                is_owned=bool(summary.owner),
-                can_decide=can_decide and not totals.state(summary).is_final,
-            )
-            for gate in totals.gates
-        ]
+        """Return its review gates with their full texts, oldest first."""
+        name, is_owned = self.totals.head.name, bool(summary.owner)
+        can_decide = can_decide and not self.totals.state(summary).is_final
+        gates = self.totals.gates
+        return [review_of(each, ensemble=name, at=at, is_owned=is_owned, can_decide=can_decide) for each in gates]
 
     def detail(
         self,
@@ -225,7 +201,6 @@ class RunView:
         problem: str | None = None,
         has_texts: bool = True,
     ) -> schemas.RunDetailSchema:
-        """Return the run in all detail."""
         totals, state = self.totals, self.totals.state(summary)
         head = totals.head
         header, fork = head.header, head.forked_from
@@ -237,17 +212,14 @@ class RunView:
             problem = problem or f"{left_out:,} more steps are not shown"
         reviews = self.reviews(summary, at=at, can_decide=can_decide)
         if not has_texts:
-            reviews = [
-                each.model_copy(
-                    update={"task_output": each.task_output[:_SHOWN], "prompt": (each.prompt or "")[:_SHOWN]}
-                )
-                for each in reviews
+            cuts = [
+                {"task_output": each.task_output[:_SHOWN], "prompt": (each.prompt or "")[:_SHOWN]} for each in reviews
             ]
+            reviews = [each.model_copy(update=cut) for each, cut in zip(reviews, cuts, strict=True)]
+        shown = None if has_texts else _SHOWN
         return schemas.RunDetailSchema(
             **dict(totals.row(summary)),
-            inputs={
-                name: str(value) if has_texts else str(value)[:_SHOWN] for name, value in (header.inputs or {}).items()
-            },
+            inputs={name: str(value)[:shown] for name, value in (header.inputs or {}).items()},
             exit_reason=None if reason is None else reason.value,
             exit_reason_text=exit_text(reason, state),
             error=self._error(failed.id if failed else None),
@@ -295,11 +267,9 @@ class RunView:
             )
             for agent, counts in agents.items()
         ]
-        max_cost = None if limits is None else limits.max_cost
+        max_tokens, max_cost = (None, None) if limits is None else (limits.max_tokens, limits.max_cost)
         return schemas.BudgetSchema(
-            tokens=schemas.SpentTokens(
-                spent=totals.usage.spent_tokens, allowed=None if limits is None else limits.max_tokens
-            ),
+            tokens=schemas.SpentTokens(spent=totals.usage.spent_tokens, allowed=max_tokens),
             cost=schemas.SpentCost(
                 spent=None if totals.cost is None else f"{totals.cost:f}",
                 allowed=None if max_cost is None else f"{Decimal(max_cost) / _UNITS:f}",

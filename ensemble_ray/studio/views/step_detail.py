@@ -1,9 +1,10 @@
-"""One step in all detail: prompt, answers, calls, output. Pure. `cut_detail` shortens long texts."""
+"""One step in all detail: prompt, answers, calls, output. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar, cast
 
 from pydantic import JsonValue
@@ -31,10 +32,7 @@ def guardrail_checks(
     has_answer: bool,
     has_output: bool,
 ) -> list[schemas.GuardrailCheck]:
-    """Return the results of the guardrails of a step, in the order of their calls.
-
-    `links` are the error of the step and its causes.
-    """
+    """Return the results of the guardrails of a step in call order. `links` are its error and the causes."""
     task = as_mapping(as_mapping((header.definition or {}).get("tasks")).get(node or ""))
     refused = [
         schemas.GuardrailCheck(
@@ -57,7 +55,6 @@ def guardrail_checks(
 
 
 Model = TypeVar("Model", bound=schemas.StudioSchema)
-#: Longest text in a step, characters.
 CUT = 64 * 1024
 
 
@@ -69,20 +66,36 @@ def detail_of(
     reviews: Sequence[schemas.ReviewSchema],
     question: str = "",
 ) -> schemas.StepDetail:
-    """Return a step in all detail, with full texts. `facts` are its facts; `question` is the request of delegated work."""
-    trace = _trace_of(row.id, facts)
+    """Return a step with full texts. `question` is the request of delegated work."""
+    trace: TaskTrace | None = None
+    with suppress(RecordError):  # a trace of another version: the effects contain the rest
+        trace = RecordedWork(RunHistory(facts, has_details=True), row.id).trace("")
     recorded = next((fact.data for fact in reversed(facts) if isinstance(fact.data, OutputRecorded)), None)
     output = None if recorded is None else recorded.read()
     answers = [(fact, fact.data) for fact in facts if isinstance(fact.data, ModelAnswered)]
     failure = next((fact.data for fact in reversed(facts) if isinstance(fact.data, FailureRecorded)), None)
-    links = _links(failure)
-    agent = _agent_of(row, header)
-    model = _model_of(agent, header)
+    links: list[Mapping[str, object]] = []
+    link: Mapping[str, object] = {} if failure is None else failure.error_data
+    while link:
+        links.append(link)
+        link = as_mapping(link.get("cause"))
+    causes = [f"{as_text(each.get('type')).rpartition('.')[2]}: {as_text(each.get('text'))}" for each in links[1:]]
+    failed = None
+    if failure is not None and output is None:
+        failed = schemas.StepError(class_=failure.error_type, message=failure.message, causes=causes)
+    task = task_instance(row.id)  # of delegated work the delegating task
+    is_whole = "/" in task or row.kind in {"iteration", "attempt", "state"}
+    is_fixed = header.is_dynamic or header.is_empty or row.kind in {"loop", "phase", "graph"}
+    said = [("user", question)] if question else []
+    if trace is not None and (prompts := trace.prompts) is not None:
+        said = [(each.role, each.content or "") for each in prompts.history]
+        said = [("system", prompts.system_prompt), *said, ("user", prompts.user_prompt)]
+    agent, model = _planned_agent(row, header)
     created = map(as_mapping, header.agents or ())  # during the run
     agent = agent or next((each for each in created if each.get("role") == row.agent), {})
     return schemas.StepDetail(
         **dict(row),
-        prompt=_prompt(trace, question),
+        prompt=[schemas.MessageSchema(role=role, content=content) for role, content in said],
         answers=[_answer(fact, answer, model) for fact, answer in answers],
         tools_offered=[str(name) for name in as_sequence(agent.get("tool_names"))],
         tool_calls=_calls(facts),
@@ -93,13 +106,13 @@ def detail_of(
         context_cuts=[] if trace is None else _cuts(trace.metadata),
         directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],
         reviews=[each for each in reviews if each.step == row.id],
-        failure=None if failure is None or output is not None else _failure(failure, links),
-        fork_spec=_fork_spec(row, header),
+        failure=failed,
+        fork_spec=None if is_fixed else task if is_whole else task.rpartition("#")[0],
     )
 
 
 def cut_detail(detail: schemas.StepDetail) -> schemas.StepDetail:
-    """Return a detail with short texts. `cut` has the full lengths, under the names that `text_of` accepts."""
+    """Return a detail with short texts. `cut` has the full lengths, by the names of `text_of`."""
     cut = {name: len(text) for name, text in _texts(detail).items() if text is not None and len(text) > CUT}
 
     def shorten(part: Model, *fields: str) -> Model:
@@ -118,7 +131,7 @@ def cut_detail(detail: schemas.StepDetail) -> schemas.StepDetail:
 
 
 def text_of(detail: schemas.StepDetail, name: str) -> str | None:
-    """Return the full text of a detail with this name; None: there is no such text."""
+    """Return a full text by its name."""
     return _texts(detail).get(name)
 
 
@@ -128,31 +141,9 @@ def _texts(detail: schemas.StepDetail) -> Mapping[str, str | None]:
         found |= {f"answers.{place}": answer.text, f"answers.{place}.reasoning": answer.reasoning}
     for place, call in enumerate(detail.tool_calls):
         found |= {f"tool_calls.{place}.arguments": call.arguments, f"tool_calls.{place}.result": call.result}
-    structured = detail.structured_output
-    found["structured_output"] = (
-        None if structured is None else json.dumps(jsonable(structured), indent=2, ensure_ascii=False)
-    )
-    found["output"] = detail.output
-    return found
-
-
-def _trace_of(instance: str, facts: Sequence[Fact]) -> TaskTrace | None:
-    try:
-        return RecordedWork(RunHistory(facts, has_details=True), instance).trace("")
-    except RecordError:  # a trace of another version: the effects contain the rest
-        return None
-
-
-def _prompt(trace: TaskTrace | None, question: str) -> list[schemas.MessageSchema]:
-    if trace is None or trace.prompts is None:
-        return [schemas.MessageSchema(role="user", content=question)] if question else []
-    prompts = trace.prompts
-    said = [schemas.MessageSchema(role=each.role, content=each.content or "") for each in prompts.history]
-    return [
-        schemas.MessageSchema(role="system", content=prompts.system_prompt),
-        *said,
-        schemas.MessageSchema(role="user", content=prompts.user_prompt),
-    ]
+    data = detail.structured_output
+    text = None if data is None else json.dumps(jsonable(data), indent=2, ensure_ascii=False)
+    return {**found, "structured_output": text, "output": detail.output}
 
 
 def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.AnswerSchema:
@@ -218,35 +209,27 @@ def _calls(facts: Sequence[Fact]) -> list[schemas.ToolCallDetail]:
     return found
 
 
-def _agent_of(row: schemas.StepSchema, header: PlanRecorded) -> Mapping[str, object]:
-    """Return the agent of a step in the plan, by the key of the task or else by the role; empty: not found."""
+def _planned_agent(row: schemas.StepSchema, header: PlanRecorded) -> tuple[Mapping[str, object], str | None]:
+    """Return the agent of a step in the plan, by the task or else by the role, and its model or runner."""
     nodes = map(as_mapping, as_sequence((header.plan or {}).get("nodes")))
     key = next((as_text(node.get("agent_key")) for node in nodes if node.get("key") == row.node), "")
     agents = [*map(as_mapping, as_sequence((header.plan or {}).get("agents")))]
     found = next((each for each in agents if key and each.get("key") == key), None)
-    return found or next((each for each in agents if each.get("role") == row.agent), {})
-
-
-def _model_of(planned: Mapping[str, object], header: PlanRecorded) -> str | None:
-    """Return the model or the runner of an agent; None: the definition names none."""
-    agent = as_mapping(as_mapping((header.definition or {}).get("agents")).get(as_text(planned.get("key"))))
-    model = as_mapping(agent.get("llm") or agent.get("runner"))
+    found = found or next((each for each in agents if each.get("role") == row.agent), {})
+    declared = as_mapping(as_mapping((header.definition or {}).get("agents")).get(as_text(found.get("key"))))
+    model = as_mapping(declared.get("llm") or declared.get("runner"))
     named = (as_text(model.get(name)) for name in ("model", "name", "spec", "class"))
-    return next((each for each in named if each), None)
+    return found, next((each for each in named if each), None)
 
 
 def _constraints(facts: Sequence[Fact]) -> list[schemas.ConstraintCheck]:
     found: list[schemas.ConstraintCheck] = []
     for fact in facts:
         if isinstance(fact.data, DelegationDecided):
-            role = as_text(fact.data.request.get("agent_role"))
-            refusal = fact.data.refusal
+            rule, refusal = f"delegation to {as_text(fact.data.request.get('agent_role'))}", fact.data.refusal
             message = "" if refusal is None else f"{refusal.reason} {refusal.hint}".strip()
-            found.append(
-                schemas.ConstraintCheck(
-                    rule=f"delegation to {role}", allowed=fact.data.worker is not None, message=message
-                )
-            )
+            is_allowed = fact.data.worker is not None
+            found.append(schemas.ConstraintCheck(rule=rule, allowed=is_allowed, message=message))
     return found
 
 
@@ -261,28 +244,6 @@ def _cuts(metadata: Mapping[str, object]) -> list[schemas.ContextCut]:
         for entry in map(as_mapping, as_sequence(metadata.get("context")))
         for cut in map(as_mapping, as_sequence(entry.get("cut")))
     ]
-
-
-def _links(failure: FailureRecorded | None) -> list[Mapping[str, object]]:
-    found: list[Mapping[str, object]] = []
-    at: Mapping[str, object] = {} if failure is None else failure.error_data
-    while at:
-        found.append(at)
-        at = as_mapping(at.get("cause"))
-    return found
-
-
-def _failure(failure: FailureRecorded, links: Sequence[Mapping[str, object]]) -> schemas.StepError:
-    causes = [f"{as_text(each.get('type')).rpartition('.')[2]}: {as_text(each.get('text'))}" for each in links[1:]]
-    return schemas.StepError(class_=failure.error_type, message=failure.message, causes=causes)
-
-
-def _fork_spec(row: schemas.StepSchema, header: PlanRecorded) -> str | None:
-    """Return the argument of `fork --from` that repeats the step. For delegated work it is the delegating task."""
-    if header.is_dynamic or header.is_empty or row.kind in {"loop", "phase", "graph"}:
-        return None
-    task = task_instance(row.id)
-    return task if "/" in task or row.kind in {"iteration", "attempt", "state"} else task.rpartition("#")[0]
 
 
 def compare_steps(

@@ -1,4 +1,4 @@
-"""The steps of a run: rows of the executions in its history, up to a limit. Pure."""
+"""The steps of a run: rows of the executions in its history. Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,9 @@ from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import GraphTrace, GraphTraceStep
 
-#: Longest title, characters.
 TITLE = 120
-#: Most segments and calls of a row. Later segments extend the last one; later calls are in the details of the step.
-_MOST_PARTS = 200
-#: Beginning of the names of the tools that delegate work.
-_DELEGATING = "delegate"
+_MOST_PARTS = 200  # segments and calls of a row. Later segments extend the last one.
+_DELEGATING = "delegate"  # tools that delegate work begin so
 
 
 def as_millis(at: float) -> int:
@@ -36,14 +33,14 @@ def as_millis(at: float) -> int:
 
 
 def title_of(text: str) -> str:
-    """Return the first line with text as a title. A line over the limit ends with `…`."""
+    """Return the first line with text as a title."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     shown = str(one_line(first[: TITLE + 1], None))
     return shown if len(shown) <= TITLE else f"{shown[: TITLE - 1]}…"
 
 
 def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
-    """Return the estimated cost in JSON data of `TaskMetrics`, and its currency; None: unknown."""
+    """Return the estimated cost in JSON data of `TaskMetrics`, and its currency."""
     estimate = as_mapping(metrics.get("cost_estimate"))
     if not estimate:
         return None
@@ -57,31 +54,25 @@ def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
 class ShownStep:
     execution: history.RecordedExecution
     title: str
-    #: -1: unknown
-    input_tokens: int = 0
+    input_tokens: int = 0  # -1: unknown
     output_tokens: int = 0
     model_calls: int = 0
-    #: digest of the text of its output
     output_digest: str | None = None
-    #: with its currency; None: unknown
-    cost: tuple[Decimal, str] | None = None
-    #: effect of its calls that ended or were repeated; None: it made no call
-    effect: Effect | None = None
+    cost: tuple[Decimal, str] | None = None  # with its currency
+    effect: Effect | None = None  # of its calls that ended or were repeated
     is_reviewed: bool = False
     spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
     tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
-    #: names of the started calls, until the step is completed
-    _begun_calls: set[str] | None = None
+    _begun_calls: set[str] | None = None  # until the step is completed
     _row: tuple[int, StepSchema] | None = None
 
     @property
     def total_tokens(self) -> int | None:
-        """Its used tokens; None: a provider did not count."""
+        """None: a provider did not count."""
         known = self.input_tokens >= 0 and self.output_tokens >= 0
         return self.input_tokens + self.output_tokens if known else None
 
     def apply(self, change: history.ExecutionChange) -> None:
-        """Add the time, calls and output of a change."""
         match change:
             case history.ModelReplied():
                 self._add_answer(change.fact.data)
@@ -207,9 +198,7 @@ class ShownStep:
         )
 
 
-#: Most steps in the view of a run: the first ones.
-MOST_STEPS = 50_000
-#: Changes without effect on a row.
+MOST_STEPS = 50_000  # the first steps of a run
 _NOT_SHOWN = (history.ExecutionStarted, history.RunStarted, history.RunContinued, history.RunFinished)
 _ROUNDS: Mapping[str, str] = {"iteration": "Iteration", "attempt": "Attempt", "state": "Step"}
 
@@ -218,13 +207,12 @@ class StepsView:
     """The steps of one run.
 
     Attributes:
-        history: The run, with its executions and usage. It leaves out executions over the limit.
+        history: The run, with its executions and usage, without executions over the limit.
     """
 
     def __init__(self) -> None:
         self.history = history.RunHistory(limit=MOST_STEPS)
         self._shown: dict[str, ShownStep] = {}
-        #: ended steps of the graph
         self._graph_steps: list[GraphTraceStep] = []
 
     def rows(self, *, after: int = 0) -> list[StepSchema]:
@@ -234,7 +222,12 @@ class StepsView:
     def show(self, state: RecordedExecution) -> ShownStep:
         found = self._shown.get(state.id)
         if found is None:
-            found = self._shown[state.id] = ShownStep(state, self._title(state))
+            unit, node = self.history.units.get(state.node or ""), self.history.nodes.get(state.node or "")
+            text = unit.name if unit is not None else node.description if node is not None else state.label
+            title = title_of(text) or node_key(state.id) or state.id.rpartition("/")[2]
+            if state.kind in _ROUNDS:
+                title = f"{_ROUNDS[state.kind]} {state.number}"
+            found = self._shown[state.id] = ShownStep(state, title)
         return found
 
     def counts(self) -> dict[str, int]:
@@ -242,7 +235,7 @@ class StepsView:
         return dict(Counter(state.status for state in self.history.executions.values() if not state.is_unit))
 
     def first_failed(self) -> RecordedExecution | None:
-        """Return the step that failed first; None: no step failed."""
+        """Return the step that failed first."""
         failed = (each for each in self.history.executions.values() if each.status == "failed" and not each.is_unit)
         return min(failed, key=lambda each: each.ended_at or 0.0, default=None)
 
@@ -255,22 +248,17 @@ class StepsView:
             if isinstance(change, history.ExecutionEnded):
                 output = change.output or output
             elif isinstance(change, history.RoundEnded) and isinstance(ended := change.what, StepEnded):
-                step = GraphTraceStep(
-                    path=change.execution.id,
-                    state_name=ended.state,
-                    step_number=ended.step,
-                    next_state=ended.next_state,
-                )
+                path, state = change.execution.id, ended.state
+                step = GraphTraceStep(path=path, state_name=state, step_number=ended.step, next_state=ended.next_state)
                 self._graph_steps.append(step)
             if not self.history.left_out or change.execution.id in self.history.executions:
                 self.show(change.execution).apply(change)
         return output
 
     def graph_trace(self) -> GraphTrace | None:
-        """Return the ended steps of the graph of the run; None: no graph has begun."""
-        found = next(
-            (state for state in self.history.executions.values() if state.kind == "graph" and state.started_at), None
-        )
+        """Return the ended steps of the graph of the run."""
+        states = self.history.executions.values()
+        found = next((state for state in states if state.kind == "graph" and state.started_at), None)
         unit = None if found is None else self.history.units.get(found.node or "")
         if found is None or not isinstance(unit, GraphUnit):
             return None
@@ -283,13 +271,6 @@ class StepsView:
             max_steps=unit.max_steps,
             steps=tuple(self._graph_steps),
         )
-
-    def _title(self, state: RecordedExecution) -> str:
-        if state.kind in _ROUNDS:
-            return f"{_ROUNDS[state.kind]} {state.number}"
-        unit, node = self.history.units.get(state.node or ""), self.history.nodes.get(state.node or "")
-        text = unit.name if unit is not None else node.description if node is not None else state.label
-        return title_of(text) or node_key(state.id) or state.id.rpartition("/")[2]
 
 
 _EXITS: Mapping[ExitReason, str] = {
@@ -305,7 +286,7 @@ _INTERRUPTED = "Its process is gone, but it has not ended. It can be resumed."
 
 
 def exit_text(reason: ExitReason | None, state: RunState) -> str | None:
-    """Return why a run ended, in words; None: it is active."""
+    """Return why a run ended, in words."""
     if state.is_active:
         return None
     if state is RunState.INTERRUPTED:
