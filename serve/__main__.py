@@ -15,10 +15,10 @@ from ensemble_ray.values.reviews import ReviewWait
 
 
 def main(argument: str) -> int:
-    """Serve, and return the exit code. `argument` is a JSON object with `host`, `port`, `name` and the application's arguments."""
+    """Serve, and return the exit code. `argument` is JSON with `host`, `port`, `name` and the application's arguments."""
     options = json.loads(argument)
     try:
-        # Ray Serve takes seconds to load, so mistakes in teams are reported before.
+        # Before Ray Serve, which takes seconds to load.
         teams = load_teams(team_names(options["ensembles"]))
         check_team_keys_here({name: team.definition for name, team in teams.items()}, "ray")
         for team_name, team in teams.items():

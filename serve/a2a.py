@@ -1,4 +1,4 @@
-"""Teams as agents of the A2A protocol, based on its SDK (extra `a2a`)."""
+"""Teams as agents of the A2A protocol (extra `a2a`)."""
 
 from __future__ import annotations
 
@@ -32,23 +32,13 @@ from typing_extensions import override
 from ensemble_ray.access.keys import Right
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.serve import schemas
 from ensemble_ray.serve.answers import json_text
 from ensemble_ray.serve.blocking_run import BlockingRun, DoneTask, token_of
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.middleware import traceparent_of
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.schemas import (
-    EnsembleInfo,
-    NewDecision,
-    NewRun,
-    OpenReview,
-    Refusal,
-    ReviewConflict,
-    RunDetail,
-    RunEvent,
-    RunStatus,
-    Verdict,
-)
+from ensemble_ray.serve.schemas import EnsembleInfo, NewRun, Refusal, RunDetail, RunStatus
 from ensemble_ray.serve.visible_runs import visible_run
 from ensemble_ray.studio.http_server import SEND_TIMEOUT_S, STREAM_HEADERS
 from ensemble_ray.text.foreign_text import whole_text
@@ -56,20 +46,15 @@ from ensemble_ray.tools.a2a.client import IDEMPOTENT_MESSAGES, plain_value
 
 _SENT_AGAIN = "A message that is sent again with the same messageId is the same task"
 _TEXT, _JSON = "text/plain", "application/json"
-#: Name of the security scheme in the card.
 _KEY = "key"
-
-
-#: Part of every question.
 HOW_TO_DECIDE = (
     "Answer with a message on this task: the text approve, exit or 'edit: NEW TEXT', or a data part "
     '{"gate_id": ..., "decision": "approve" | "edit" | "exit", "text": ..., "comment": ...}'
 )
 _EDIT = "edit:"
-#: Tag of a run with the A2A context that the client named.
 CONTEXT_TAG = "a2a.context"
 _OUTPUT = "output"
-#: The SDK reads whole messages to a depth of 100.
+#: The SDK reads messages to a depth of 100.
 _DEEPEST = 80
 _STATES: Mapping[RunStatus, types.TaskState] = {
     RunStatus.ACCEPTED: types.TaskState.TASK_STATE_SUBMITTED,
@@ -82,21 +67,24 @@ _STATES: Mapping[RunStatus, types.TaskState] = {
     RunStatus.BUDGET_EXHAUSTED: types.TaskState.TASK_STATE_FAILED,
     RunStatus.INTERRUPTED: types.TaskState.TASK_STATE_FAILED,
 }
-#: Characters of a task's description in a progress message.
 _SHOWN = 200
 _log = bounded_logger(__name__)
-#: Refusals with these statuses are sent as HTTP answers. The protocol has no errors for them.
+#: Sent as HTTP answers, because the protocol has no errors for them.
 _HTTP_STATUSES = frozenset(
     {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT}
 )
+_ERRORS: Mapping[str, type[errors.A2AError]] = {
+    "RUN_NOT_FOUND": errors.TaskNotFoundError,
+    "RUN_OVER": errors.TaskNotCancelableError,
+}
 _LONGEST_CONTEXT = 256
-#: After the last decision a run waits until its driver resumes it. Interval and limit of the polling, s.
+#: Polling for the driver that resumes a decided run: interval and limit, s.
 _LOOK_S, _PATIENCE_S = 0.25, 30.0
-#: How long the answer to a cancellation waits for the end of the run, s.
+#: How long a cancellation waits for the end of the run, s.
 _CANCEL_S = 5.0
-#: Loggers of the SDK's dispatcher, for both versions of the protocol.
+#: Loggers of both versions of the protocol.
 _LOGGERS = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")
-#: First words of the log messages about defects of the SDK.
+#: First words of logged defects of the SDK.
 _DEFECTS = ("Unhandled", "Error during stream")
 
 
@@ -105,9 +93,16 @@ def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> types.Ag
     modes = [_TEXT, _JSON] if takes_text else [_JSON]
     example = ", ".join(f'"{name}": ...' for name in info.inputs)
     text = f"a text, which is the input '{info.chat.input}', or " if takes_text else ""
+    size = (
+        "tasks that each run creates"
+        if info.tasks is None
+        else "one task"
+        if info.tasks == 1
+        else f"{info.tasks} tasks"
+    )
     card = types.AgentCard(
         name=info.name,
-        description=info.description or f"The team '{info.name}': {_size(info)}, {info.workflow}",
+        description=info.description or f"The team '{info.name}': {size}, {info.workflow}",
         version=package_version(),
         supported_interfaces=[
             types.AgentInterface(url=url, protocol_binding=TransportProtocol.JSONRPC.value, protocol_version=version)
@@ -138,44 +133,36 @@ def agent_card(info: EnsembleInfo, url: str, *, asks_for_keys: bool) -> types.Ag
 
 
 def missing_beside_text(info: EnsembleInfo) -> list[str]:
-    """Return the inputs that a message with only a text leaves without a value. Empty: a text is enough."""
+    """Return the inputs that a message with only a text leaves without a value."""
     if info.chat.input is None:
         return list(info.inputs) or ["an input"]
     return [name for name in info.inputs if name != info.chat.input]
 
 
-def _size(info: EnsembleInfo) -> str:
-    match info.tasks:
-        case None:
-            return "tasks that each run creates"
-        case 1:
-            return "one task"
-        case count:
-            return f"{count} tasks"
-
-
 def inputs_of(parts: Sequence[types.Part], info: EnsembleInfo) -> dict[str, JsonValue]:
-    """Return the inputs of a run from the parts of a message."""
     texts, data = _read(parts)
     if texts is None:
         return data
     beside = [name for name in missing_beside_text(info) if name not in data]
     if info.chat.input is None or beside:
         needed = ", ".join(info.inputs) or "none"
-        raise _wrong(
-            f"The team '{info.name}' needs more than a text. Send its inputs as one data part. It needs: [{needed}]"
-        )
+        what = f"Send its inputs as one data part. It needs: [{needed}]"
+        raise _wrong(f"The team '{info.name}' needs more than a text. {what}")
     if info.chat.input in data:
         raise _wrong(f"The input '{info.chat.input}' comes twice: as a text, and in a data part")
     return {**data, info.chat.input: texts}
 
 
-def decision_of(parts: Sequence[types.Part], reviews: Sequence[OpenReview]) -> tuple[str, NewDecision]:
+def decision_of(parts: Sequence[types.Part], reviews: Sequence[schemas.OpenReview]) -> tuple[str, schemas.NewDecision]:
     texts, data = _read(parts)
     gate = data.pop("gate_id", None)
     if texts is not None and data:
         raise _wrong(f"A decision is a text or a data part, and not both. {HOW_TO_DECIDE}")
-    decision = _parse_decision(texts) if texts is not None else _check_decision(data)
+    try:
+        decision = _parse_decision(texts) if texts is not None else schemas.NewDecision.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        raise _wrong(f"The data part is no decision: {problems}. {HOW_TO_DECIDE}") from None
     known = [each.gate_id for each in reviews]
     if gate is None and len(known) == 1:
         return known[0], decision
@@ -184,29 +171,21 @@ def decision_of(parts: Sequence[types.Part], reviews: Sequence[OpenReview]) -> t
     return gate, decision
 
 
-def _parse_decision(text: str) -> NewDecision:
+def _parse_decision(text: str) -> schemas.NewDecision:
     word = text.strip()
     match word.lower().rstrip(".!"):
         case "approve":
-            return NewDecision(decision=Verdict.APPROVE)
+            return schemas.NewDecision(decision=schemas.Verdict.APPROVE)
         case "exit":
-            return NewDecision(decision=Verdict.EXIT)
+            return schemas.NewDecision(decision=schemas.Verdict.EXIT)
         case _ if word.lower().startswith(_EDIT):
-            return NewDecision(decision=Verdict.EDIT, text=word[len(_EDIT) :].strip())
+            return schemas.NewDecision(decision=schemas.Verdict.EDIT, text=word[len(_EDIT) :].strip())
         case _:
             raise _wrong(f"The run waits for a decision, and this text is none. {HOW_TO_DECIDE}")
 
 
-def _check_decision(data: dict[str, JsonValue]) -> NewDecision:
-    try:
-        return NewDecision.model_validate(data)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        raise _wrong(f"The data part is no decision: {problems}. {HOW_TO_DECIDE}") from None
-
-
 def _read(parts: Iterable[types.Part]) -> tuple[str | None, dict[str, JsonValue]]:
-    """Return the joined text parts of a message, None if there are none, and the merged data parts."""
+    """Return the joined text parts of a message, or None, and the merged data parts."""
     texts: list[str] = []
     data: dict[str, JsonValue] = {}
     for index, part in enumerate(parts):
@@ -233,22 +212,16 @@ def _wrong(text: str) -> Refusal:
 
 
 def context_of(run: RunDetail) -> str:
-    """Return the A2A context of a run: the one that the client named, else the id of the run."""
+    """Return the A2A context that the client named, else the id of the run."""
     return run.tags.get(CONTEXT_TAG, run.run_id)
 
 
 def task_of(run: RunDetail) -> types.Task:
-    artifact = _artifact(run)
-    return types.Task(
-        id=run.run_id,
-        context_id=context_of(run),
-        status=_status(run),
-        artifacts=[] if artifact is None else [artifact],
-    )
+    artifacts = [] if (artifact := _artifact(run)) is None else [artifact]
+    return types.Task(id=run.run_id, context_id=context_of(run), status=_status(run), artifacts=artifacts)
 
 
 def working_event(run: RunDetail, text: str = "") -> types.TaskStatusUpdateEvent:
-    """Return the event for a running task, with a text about its progress."""
     status = types.TaskStatus(state=types.TaskState.TASK_STATE_WORKING)
     status.timestamp.GetCurrentTime()
     if text:
@@ -257,9 +230,8 @@ def working_event(run: RunDetail, text: str = "") -> types.TaskStatusUpdateEvent
 
 
 def artifact_event(run: RunDetail, artifact: types.Artifact, *, append: bool) -> types.TaskArtifactUpdateEvent:
-    return types.TaskArtifactUpdateEvent(
-        task_id=run.run_id, context_id=context_of(run), artifact=artifact, append=append
-    )
+    context = context_of(run)
+    return types.TaskArtifactUpdateEvent(task_id=run.run_id, context_id=context, artifact=artifact, append=append)
 
 
 def _status(run: RunDetail) -> types.TaskStatus:
@@ -282,7 +254,6 @@ def _message(run: RunDetail, status: RunStatus, parts: list[types.Part]) -> type
 
 
 def _describe_status(run: RunDetail) -> list[types.Part]:
-    """Return the questions at open gates, or the reason why there is no output."""
     if run.status is RunStatus.WAITING:
         return _questions(run)
     if run.error is not None:
@@ -327,7 +298,7 @@ def _value(data: object) -> Value:
 
 
 class TaskStream:
-    """Translates the events of a run. `streamed_task` is the instance of the task whose tokens are the output."""
+    """Translates events of a run. Tokens of `streamed_task` are the output."""
 
     def __init__(self, run: RunDetail, streamed_task: str | None) -> None:
         self._run = run
@@ -337,14 +308,14 @@ class TaskStream:
         self._is_working = False
 
     def events(
-        self, happened: RunEvent | RunDetail
+        self, happened: schemas.RunEvent | RunDetail
     ) -> list[types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent]:
         if isinstance(happened, RunDetail):
             return self._end(happened)
         if (token := token_of(happened)) is not None:
             if token.instance != self._streamed_task or token.is_reasoning or not token.token:
                 return []
-            if token.iteration_index != self._turn:  # text before a tool call is not output
+            if token.iteration_index != self._turn:
                 self._turn, self._sent = token.iteration_index, ""
             is_first = not self._sent
             self._sent += token.token
@@ -367,17 +338,13 @@ class TaskStream:
         output = _artifact(run)
         if output is None or [each.text for each in output.parts] == [self._sent]:
             return [status]
-        # The whole output replaces the streamed pieces.
         whole = artifact_event(run, output, append=False)
         whole.last_chunk = True
         return [whole, status]
 
 
 class TeamHandler(RequestHandler):
-    """One team as an agent, for one request of one caller.
-
-    `receive` reports a disconnect. Runs that the request starts belong to the client's span `traceparent` (S-INT-38).
-    """
+    """One team as an agent, for one request of one caller. Its runs belong to the span `traceparent` (S-INT-38)."""
 
     def __init__(
         self,
@@ -393,7 +360,7 @@ class TeamHandler(RequestHandler):
         self._info = info
         self._receive = receive
         self._traceparent = traceparent
-        #: sent as the HTTP answer, in place of an error of the protocol
+        #: replaces an error of the protocol
         self.refusal: Refusal | None = None
 
     @override
@@ -401,7 +368,8 @@ class TeamHandler(RequestHandler):
         with self._protocol_errors():
             run = await self._carry_out(params.message)
             if not params.configuration.return_immediately and not _is_settled(run):
-                run = await self._blocking_run(run.run_id).end_for(self._receive, or_gate=True)
+                waiting = BlockingRun(self._service, run.run_id, ends_with_client=False)
+                run = await waiting.end_for(self._receive, or_gate=True)
             return task_of(run)
 
     @override
@@ -467,15 +435,10 @@ class TeamHandler(RequestHandler):
             raise _wrong(f"context_id has more than {_LONGEST_CONTEXT} characters")
         inputs = inputs_of(message.parts, self._info)
         asked = NewRun(ensemble=self._info.name, inputs=inputs, tags=tags, traceparent=self._traceparent)
-        taken = await self._service.start(asked, idempotency_key=self._key(message))
-        return await self._service.get(taken.run_id)
-
-    def _key(self, message: types.Message) -> str | None:
-        """Return the idempotency key of a message. It differs between callers and teams."""
-        if not message.message_id:
-            return None
         digest = hashlib.sha256(f"{self._info.name}\n{message.message_id}".encode()).hexdigest()
-        return self._caller.own_key(f"a2a:{digest}")
+        key = self._caller.own_key(f"a2a:{digest}") if message.message_id else None
+        taken = await self._service.start(asked, idempotency_key=key)
+        return await self._service.get(taken.run_id)
 
     async def _decide(self, message: types.Message) -> RunDetail:
         run = await self._get_own_run(message.task_id, Right.REVIEW)
@@ -485,40 +448,32 @@ class TeamHandler(RequestHandler):
             raise _wrong(f"Task '{run.run_id}' asks nothing: it is {run.status}. Begin another one without a task_id")
         gate_id, decision = decision_of(message.parts, run.reviews)
         decided = await self._service.decide(run.run_id, gate_id, decision, by=self._caller.name)
-        if isinstance(decided, ReviewConflict):
+        if isinstance(decided, schemas.ReviewConflict):
             raise _wrong(f"Gate '{gate_id}' was decided before: {decided.first.decision}, by {decided.first.by}")
         return await self._service.get(run.run_id)
 
     async def _get_own_run(self, run_id: str, right: Right) -> RunDetail:
-        """Return a run of this team that the caller may see."""
         self._caller.check(right)
         run = await visible_run(self._service, self._caller, run_id)
         if run.ensemble != self._info.name:
             raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'")
         return run
 
-    def _blocking_run(self, run_id: str) -> BlockingRun:
-        return BlockingRun(self._service, run_id, ends_with_client=False)
-
     async def _follow_run(self, run: RunDetail) -> AsyncGenerator[Event]:
-        """Yield the run, tokens of its output, finished tasks, and its end or its questions."""
         yield task_of(run)
         if _is_settled(run):
             return
-        stream = TaskStream(await self._wait_until_continued(run), self._info.chat.streamed_task)
-        async with aclosing(self._blocking_run(run.run_id).follow()) as happening:
-            async for each in happening:
-                for event in stream.events(each):
-                    yield event
-
-    async def _wait_until_continued(self, run: RunDetail) -> RunDetail:
-        """Return the run after its driver has handled the decisions."""
-        for _ in range(int(_PATIENCE_S / _LOOK_S)):
+        for _ in range(int(_PATIENCE_S / _LOOK_S)):  # its driver has not handled the decisions yet
             if run.status is not RunStatus.WAITING or run.reviews:
                 break
             await asyncio.sleep(_LOOK_S)
             run = await self._service.get(run.run_id)
-        return run
+        stream = TaskStream(run, self._info.chat.streamed_task)
+        following = BlockingRun(self._service, run.run_id, ends_with_client=False).follow()
+        async with aclosing(following) as happening:
+            async for each in happening:
+                for event in stream.events(each):
+                    yield event
 
     @contextlib.contextmanager
     def _protocol_errors(self) -> Generator[None]:
@@ -528,36 +483,23 @@ class TeamHandler(RequestHandler):
         except errors.A2AError:
             raise
         except Refusal as refusal:
-            raise self._error_of(refusal) from refusal
+            if refusal.status in _HTTP_STATUSES or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                self.refusal = refusal
+                raise errors.InternalError(refusal.message) from refusal
+            raise _ERRORS.get(refusal.code, errors.InvalidParamsError)(refusal.message) from refusal
         except Exception as error:  # noqa: BLE001  a defect of ours
             _log.error("Team '%s': %s in an answer of A2A", self._info.name, type(error).__name__, exc_info=error)
             raise errors.InternalError(f"{type(error).__name__} in the endpoint. Its log says more") from None
 
-    def _error_of(self, refusal: Refusal) -> errors.A2AError:
-        if refusal.status in _HTTP_STATUSES or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.refusal = refusal
-            return errors.InternalError(refusal.message)
-        match refusal.code:
-            case "RUN_NOT_FOUND":
-                return errors.TaskNotFoundError(refusal.message)
-            case "RUN_OVER":
-                return errors.TaskNotCancelableError(refusal.message)
-            case _:
-                return errors.InvalidParamsError(refusal.message)
-
 
 def _is_settled(run: RunDetail) -> bool:
-    """Return whether the run has ended or has an open gate. With all gates decided, a waiting run continues soon."""
+    """Return whether the run has ended or has an open gate. Without gates, a waiting run continues soon."""
     return run.status.is_final or (run.status is RunStatus.WAITING and bool(run.reviews))
 
 
-def _reports_defect(record: logging.LogRecord) -> bool:
-    # Without this filter the SDK logs each invalid request with a traceback and parts of its content.
-    return record.msg.startswith(_DEFECTS) if isinstance(record.msg, str) else True
-
-
+# Without this filter the SDK logs each invalid request with a traceback and parts of its content.
 for _name in _LOGGERS:
-    logging.getLogger(_name).addFilter(_reports_defect)
+    logging.getLogger(_name).addFilter(lambda line: not isinstance(line.msg, str) or line.msg.startswith(_DEFECTS))
 
 
 async def dispatch(request: Request, service: RunService, caller: Caller, info: EnsembleInfo) -> Response:
@@ -574,6 +516,5 @@ async def dispatch(request: Request, service: RunService, caller: Caller, info: 
 def card_data(request: Request, info: EnsembleInfo) -> dict[str, Any]:
     public: str | None = request.app.state.public_url
     base = (public or str(request.base_url)).rstrip("/")
-    return agent_card_to_dict(
-        agent_card(info, f"{base}/a2a/{quote(info.name)}", asks_for_keys=request.app.state.asks_for_keys)
-    )
+    asks_for_keys: bool = request.app.state.asks_for_keys
+    return agent_card_to_dict(agent_card(info, f"{base}/a2a/{quote(info.name)}", asks_for_keys=asks_for_keys))

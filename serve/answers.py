@@ -18,27 +18,23 @@ from ensemble_ray.serve.schemas import Failure, Refusal
 from ensemble_ray.studio.http_server import HEADERS
 from ensemble_ray.text.foreign_text import whole_data
 
-#: Declaration of error answers in the OpenAPI document.
+#: Error answers in the OpenAPI document.
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": Failure}, "5XX": {"model": Failure}}
 _REFUSED = "InvalidRequest"
 _EXPECTED = 'Expected application/json such as {"inputs": {"topic": "Ray"}, "run_id": "first"}'
-#: Maximum number of reported mistakes, and characters of a client's text in a message.
+#: Limits of reported mistakes, and of characters of a client's text.
 _SHOWN, _SHOWN_CHARACTERS = 10, 200
-_CODES = {
-    HTTPStatus.NOT_FOUND: "NOT_FOUND",
-    HTTPStatus.METHOD_NOT_ALLOWED: "METHOD_NOT_ALLOWED",
-}
+_CODES = {HTTPStatus.NOT_FOUND: "NOT_FOUND", HTTPStatus.METHOD_NOT_ALLOWED: "METHOD_NOT_ALLOWED"}
 
 
 class _WholeResponse(JSONResponse):
-    """JSON in UTF-8 without lone surrogates. If the answer could not be encoded, a paid run would be lost."""
+    """JSON without lone surrogates, which could not be encoded. A paid run would be lost."""
 
     def render(self, content: object) -> bytes:
         return super().render(whole_data(content))
 
 
 def json_text(data: object) -> str:
-    """Return data as JSON in one line, without lone surrogates."""
     return json.dumps(whole_data(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -53,8 +49,17 @@ def failure_answer(failure: Failure, headers: Mapping[str, str] | None = None) -
 
 
 def add_failure_handlers(api: FastAPI) -> None:
-    api.add_exception_handler(Refusal, _refusal)
-    api.add_exception_handler(RequestValidationError, _invalid)
+    def refuse(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, Refusal)  # noqa: S101  it is registered for this class
+        return refusal_answer(error)
+
+    def refuse_invalid(request: Request, error: Exception) -> JSONResponse:
+        problems = problems_of(error) if isinstance(error, RequestValidationError) else []
+        expected = f". {_EXPECTED}" if request.url.path == "/runs" and request.method == "POST" else ""
+        return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", f"{'; '.join(problems)}{expected}")
+
+    api.add_exception_handler(Refusal, refuse)
+    api.add_exception_handler(RequestValidationError, refuse_invalid)
     api.add_exception_handler(HTTPException, _not_served)
     api.add_exception_handler(Exception, _broken)
 
@@ -63,26 +68,14 @@ def refusal_answer(refusal: Refusal) -> JSONResponse:
     return failure_answer(describe_refusal(refusal), refusal.all_headers)
 
 
-def _refusal(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refusal)  # noqa: S101  it is registered for this class
-    return refusal_answer(error)
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def problems_of(error: RequestValidationError) -> list[str]:
-    """Return the first mistakes of a request, each with its location."""
     found = error.errors()
     problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
     return [*problems, f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else problems
-
-
-def _invalid(request: Request, error: Exception) -> JSONResponse:
-    problems = problems_of(error) if isinstance(error, RequestValidationError) else []
-    expected = f". {_EXPECTED}" if request.url.path == "/runs" and request.method == "POST" else ""
-    return _plain(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", f"{'; '.join(problems)}{expected}")
 
 
 def _not_served(request: Request, error: Exception) -> JSONResponse:
@@ -98,14 +91,13 @@ def _not_served(request: Request, error: Exception) -> JSONResponse:
 
 
 def _broken(_request: Request, error: Exception) -> JSONResponse:
-    """Answer a defect. Its text is only logged."""
     failure = Failure(
         error="InternalError",
         code="INTERNAL_ERROR",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         message=f"{type(error).__name__} in the endpoint. Its log says more",
     )
-    return failure_answer(failure, HEADERS)  # this answer bypasses the middleware that adds these headers
+    return failure_answer(failure, HEADERS)  # it bypasses the middleware that adds these headers
 
 
 def _plain(status: HTTPStatus, code: str, message: str) -> JSONResponse:

@@ -1,16 +1,16 @@
 """Teams behind Ray Serve: `serve run ensemble_ray.serve.app:app ensembles=team.yaml`.
 
-Teams are loaded by the deploying process, so that a wrong name fails there, and again by the driver of their runs. Replicas load
-none. The address is Serve's: `serve run` with an import path listens on 127.0.0.1:8000, a configuration file on all interfaces
-unless it sets `http_options.host`, as `deploy/serve.yaml` does.
+The deploying process loads the teams, so that a wrong name fails there. Replicas load none. Serve listens on 127.0.0.1:8000 with an
+import path, but on all interfaces with a configuration file without `http_options.host`.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
@@ -26,46 +26,47 @@ from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
 from ensemble_ray.serve.middleware import body_limit
 from ensemble_ray.serve.team import load_teams, team_names
 
-#: Simultaneous requests of a replica. They wait for runs, so the limit is far above Serve's default of 5.
+#: Requests wait for runs, so this is far above Serve's default of 5.
 _MAX_ONGOING = 1000
+
+
+def _names_in(value: object) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_names_in)]
 
 
 class EndpointOptions(BaseModel):
     """Arguments of the application. On the command line, the elements of a list are separated by commas.
 
     Attributes:
-        ensembles: YAML paths or `module:attribute`; empty: the value of `ENSEMBLE_RAY_ENSEMBLES`. `teams` and `team` are
-            deprecated names.
-        max_body_bytes: Longer bodies are refused; None: the value of `ENSEMBLE_RAY_MAX_BODY_BYTES`, else 8 MiB.
-        allowed_hosts: Host names to accept besides those of loopback; `*` for any.
-        tools: `module:attribute` names of tools that clients with the right `admin` may call.
-        models: Models to which runs can switch, by name: `module:attribute`, or a value of `llm` in a team file; on the
-            command line `NAME=MODEL`.
-        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`; on the command line
-            `NAME=module:attribute`.
-        cancel_on_disconnect: Whether a run that was started through the OpenAI API ends with its connection.
+        ensembles: YAML paths or `module:attribute`; empty: `ENSEMBLE_RAY_ENSEMBLES`. `teams` and `team` are deprecated names.
+        max_body_bytes: None: `ENSEMBLE_RAY_MAX_BODY_BYTES`, else 8 MiB.
+        allowed_hosts: Host names besides those of loopback; `*` for any.
+        tools: `module:attribute` names of tools for clients with the right `admin`.
+        models: Models to which runs can switch, by name: `module:attribute`, or a value of `llm`; as text `NAME=MODEL`.
+        datasets: Ray Datasets whose rows requests may map, as `NAME: module:attribute`; as text `NAME=module:attribute`.
+        cancel_on_disconnect: Whether a run of the OpenAI API ends with its connection.
         allowed_origins: Origins whose pages may send requests. With one, every request needs a key.
-        keys: Which requests need a key. `auto`: all once a key exists, and before that all that do not come from loopback;
-            `required`: all; `none`: none, if a proxy in front of the endpoint identifies callers.
-        namespace: Namespace of the schedulers of its runs; None: `ENSEMBLE_RAY_NAMESPACE` of the deploying process, else
-            the default one.
-        public_url: Base URL for clients, such as `https://teams.example.org`, for A2A cards; None: the URL of the request
-            for a card.
+        keys: `auto`: requests need a key once one exists, and before that unless they come from loopback; `required`; `none`, for a
+            proxy in front that identifies callers.
+        namespace: Of the schedulers; None: `ENSEMBLE_RAY_NAMESPACE` of the deploying process, else the default one.
+        public_url: Base URL in A2A cards, such as `https://teams.example.org`; None: that of the request.
         studio: Whether to serve Studio at `/studio`.
         replicas: Processes that answer requests.
-        limits: Limits of runs.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    ensembles: tuple[str, ...] = ()
+    ensembles: _Names = ()
     max_body_bytes: int | None = Field(default=None, gt=0)
-    allowed_hosts: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
+    allowed_hosts: _Names = ()
+    tools: _Names = ()
     models: dict[str, JsonValue] = Field(default_factory=dict)
     datasets: dict[str, str] = Field(default_factory=dict[str, str])
     cancel_on_disconnect: bool = True
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: _Names = ()
     keys: KeyPolicy = KeyPolicy.AUTO
     namespace: str | None = None
     public_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
@@ -76,7 +77,6 @@ class EndpointOptions(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _join(cls, data: object) -> object:
-        """Merge the values of the deprecated names into `ensembles`."""
         if not isinstance(data, Mapping) or not {"teams", "team"} & data.keys():
             return data
         rest = {name: value for name, value in data.items() if name not in {"teams", "team"}}
@@ -85,11 +85,6 @@ class EndpointOptions(BaseModel):
             names = _names_in(given)
             joined += names if isinstance(names, list | tuple) else [] if names is None else [names]
         return {**rest, "ensembles": joined}
-
-    @field_validator("allowed_hosts", "allowed_origins", "ensembles", "tools", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return _names_in(value)
 
     @field_validator("models", mode="before")
     @classmethod
@@ -107,11 +102,7 @@ class EndpointOptions(BaseModel):
         return parse_datasets(value) if isinstance(value, str) else value
 
     def key_policy(self) -> KeyPolicy:
-        """Return which requests need a key (S-SRV-152).
-
-        Raises:
-            ValidationError: `allowed_origins` is set, but no request would need a key.
-        """
+        """Return which requests need a key, or raise a `ValidationError` if origins are allowed without any (S-SRV-152)."""
         if self.allowed_origins and self.keys is KeyPolicy.NONE:
             raise ValidationError("allowed_origins needs keys: with keys=none every page there could run these teams")
         # Serve's HAProxy sends all requests to a replica from an address of this machine.
@@ -120,17 +111,9 @@ class EndpointOptions(BaseModel):
         return KeyPolicy.REQUIRED if is_auto and (is_behind_proxy or self.allowed_origins) else self.keys
 
 
-def _names_in(value: object) -> object:
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-
-# Serve reads the annotation at run time, so this file must not use `from __future__ import annotations`.
+# Serve reads the annotation at run time: no `from __future__ import annotations` here.
 def app(options: EndpointOptions) -> Application:
-    """Return the Serve application.
-
-    Raises:
-        ValidationError: no team is named, or a team, tool, model or Dataset cannot be loaded.
-    """
+    """Return the Serve application, or raise a `ValidationError` if a team, tool, model or Dataset cannot be loaded."""
     policy = options.key_policy()
     names = team_names(options.ensembles)
     load_teams(names, needs_keys=False)

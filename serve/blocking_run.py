@@ -1,7 +1,7 @@
 """A run that a client waits for.
 
-A client of the OpenAI API does not know the run, so the run ends with the connection, unless the operator disables that or the
-request has an `Idempotency-Key` for a retry (S-SRV-130). An A2A client knows the run, so it continues.
+An OpenAI client does not know its run, so the run ends with the connection, unless the operator disables that or an
+`Idempotency-Key` allows a retry (S-SRV-130). An A2A client knows its run, so it continues.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.messages import Reasoning
 
 _BETWEEN_TURNS = "\n\n"
-
-
-#: Limit of one wait, s.
 _LOOK_S = 600.0
-#: After the last decision a run waits until its driver resumes it. Interval, s, and number of polls.
+#: Polling for the driver that resumes a decided run: interval, s, and number.
 _DECIDED_LOOK_S, _DECIDED_LOOKS = 0.2, 150
-#: Cancellations in progress. The event loop only keeps weak references to tasks.
+#: The event loop only keeps weak references to tasks.
 _endings: set[asyncio.Task[None]] = set()
 
 
@@ -55,7 +52,7 @@ class StreamedText:
 
     def rest(self, answer: str) -> str | None:
         """Return the part of the answer that was not sent; None: a different text was sent."""
-        # The sent text was reasoning if a closing tag without an opening one follows it (S-LLM-2).
+        # It was reasoning if a closing tag without an opening one follows (S-LLM-2).
         for said in (self._said, split_reasoning(self._said)[1]):
             if answer.startswith(said):
                 return answer[len(said) :]
@@ -66,7 +63,6 @@ class Token(BaseModel):
     token: str
     instance: str | None
     iteration_index: int
-    #: whether it is part of the model's reasoning
     is_reasoning: bool = False
 
 
@@ -76,7 +72,7 @@ class DoneTask(BaseModel):
 
 
 class BlockingRun:
-    """An accepted run whose client waits. `ends_with_client` cancels it if the client disconnects without an answer."""
+    """An accepted run. `ends_with_client` cancels it if the client disconnects without an answer."""
 
     def __init__(self, service: RunService, run_id: str, *, ends_with_client: bool) -> None:
         self.run_id = run_id
@@ -110,10 +106,7 @@ class BlockingRun:
                 return found
 
     async def end_or_gate(self) -> RunDetail:
-        """Return the run when it has ended or has an open gate. With all gates decided, wait for it to resume.
-
-        If it is not resumed in time, the result is a waiting run without gates.
-        """
+        """Return the run when it has ended or has an open gate. A decided run that does not resume in time has none."""
         looks_left = _DECIDED_LOOKS
         while True:
             found = await self.end()
@@ -125,7 +118,12 @@ class BlockingRun:
 
     async def end_for(self, receive: Receive, *, or_gate: bool = False) -> RunDetail:
         ending = asyncio.ensure_future(self.end_or_gate() if or_gate else self.end())
-        leaving = asyncio.ensure_future(_gone(receive))
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.ensure_future(leave())
         try:
             await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
@@ -163,20 +161,20 @@ class BlockingRun:
             ending.cancel()
 
     async def detach(self) -> None:
-        """End the wait of the client. Without an answer, the run is cancelled if it ends with its client."""
+        """End the client's wait. An unanswered run that ends with its client is cancelled."""
         if self._is_answered or not self._ends_with_client:
             return
-        # Serve can cancel the request of a replica at any moment, with all calls that belong to it. A shielded scope does not
-        # prevent that, so a task with an empty context makes the call.
-        ending = asyncio.create_task(self._cancel(), context=contextvars.Context())
+
+        # Serve can cancel a request with all its calls, in spite of a shielded scope, but not a task with an empty context.
+        async def cancel() -> None:
+            with contextlib.suppress(Refusal):  # it has ended or did not start
+                await self._service.cancel(self.run_id)
+
+        ending = asyncio.create_task(cancel(), context=contextvars.Context())
         _endings.add(ending)
         ending.add_done_callback(_endings.discard)
         with CancelScope(shield=True):
             await asyncio.shield(ending)
-
-    async def _cancel(self) -> None:
-        with contextlib.suppress(Refusal):  # it has ended or did not start
-            await self._service.cancel(self.run_id)
 
     async def _events(self, ending: asyncio.Future[RunDetail]) -> AsyncGenerator[RunEvent]:
         """Yield events until the last one, or until the run waits for a person."""
@@ -201,8 +199,3 @@ class BlockingRun:
 
 def token_of(event: RunEvent) -> Token | None:
     return Token.model_validate(event.data) if event.type == "token" else None
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,4 +1,4 @@
-"""Callers of an endpoint and their rights. It imports no web framework, because the driver's process loads none."""
+"""Callers of an endpoint and their rights. The driver's process loads no web framework, so neither does this."""
 
 from __future__ import annotations
 
@@ -28,26 +28,24 @@ _REALM = 'Bearer realm="ensemble-ray"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    #: for logs; empty if the endpoint does not identify callers
+    #: empty if the endpoint does not identify callers
     name: str = ""
     rights: frozenset[Right] = frozenset(Right)
-    #: names of the teams it may use; None: all
+    #: None: all
     ensembles: frozenset[str] | None = None
 
     def check(self, right: Right) -> None:
-        """Raise a `Refusal` with status 403 if the caller lacks a right."""
         if right not in self.rights:
             raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", f"This key lacks the right '{right}'")
 
     def own_key(self, key: str | None) -> str | None:
-        """Return a client's idempotency key with the caller's name, because keys of different callers must not collide."""
+        """Return an idempotency key that differs between callers."""
         return None if key is None else f"{self.name}:{key}"
 
     def sees(self, ensemble: str) -> bool:
         return self.ensembles is None or ensemble in self.ensembles
 
 
-#: The caller of an endpoint that does not identify callers.
 ANYBODY = Caller()
 
 
@@ -55,25 +53,20 @@ class Callers(Protocol):
     """Identifies callers. `RemoteRuns` asks the driver, which counts the requests of all replicas."""
 
     async def admit(self, credentials: Credentials) -> Caller:
-        """Return the sender of a request.
-
-        Raises:
-            Refusal: the credentials are invalid or missing.
-        """
+        """Return the sender of a request, or raise a `Refusal`."""
         ...
 
 
 class CallerCache:
-    """Identifies callers by the stored keys, which are read again after each change."""
+    """Identifies callers by the stored keys."""
 
     def __init__(self, keys: KeyStore, policy: KeyPolicy = KeyPolicy.AUTO, *, clock: Clock | None = None) -> None:
         self._keys = keys
         self._admission = Admission(policy)
         self._clock = clock or SystemClock()
-        #: stamp of the keys that were read; False: none were read
+        #: False: no keys were read
         self._stamp: KeyStamp | bool | None = False
         self._reading = asyncio.Lock()
-        #: number of failed reads, and the last error
         self._failures = 0
         self._failure: EnsembleError | OSError | None = None
 
@@ -82,12 +75,8 @@ class CallerCache:
             await self._refresh()
         except (EnsembleError, OSError) as error:
             _log.error("All requests are refused, because the keys cannot be read: %s", error)
-            raise Refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "NOT_READY",
-                "The endpoint cannot read its keys. See its log",
-                retry_after_s=30,
-            ) from None
+            text = "The endpoint cannot read its keys. See its log"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=30) from None
         decision = self._admission.decide(credentials, at=self._clock.now())
         if isinstance(decision, Denied):
             raise _refusal(decision)
@@ -95,7 +84,7 @@ class CallerCache:
         return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
 
     async def _refresh(self) -> None:
-        """Read the keys if they have changed. Calls that wait for a failing read fail with it, not one after the other."""
+        """Read the keys if they have changed. Calls that wait for a failing read fail with it."""
         before = self._failures
         async with self._reading:
             if self._failure is not None and self._failures > before:

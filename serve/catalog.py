@@ -1,7 +1,4 @@
-"""Tools, models and Datasets that an operator serves, loaded by name.
-
-Clients can only call the tools listed here, even if the teams have others.
-"""
+"""Tools, models and Datasets that an operator serves. Clients cannot call other tools of the teams."""
 
 from __future__ import annotations
 
@@ -27,24 +24,21 @@ from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.value import to_tuple
 
 _log = bounded_logger(__name__)
-#: Time limit of one call, s.
 _CALL_S = 30.0
-#: Simultaneous calls. A call that timed out may still occupy a thread.
+#: A call that timed out may still occupy a thread.
 _MOST_CALLS = 10
-#: Delay for clients that were refused because of this limit, s.
 _RETRY_S = 5
 
 
 class ToolCatalog:
     def __init__(self, entries: object = (), *, time_limit_s: float = _CALL_S) -> None:
-        """Serve the entries of an agent's list of tools."""
         tools = to_tuple(entries)
         self._tools = resolve_tools(tools)
         bound = [self._tools.get(name) for name in self._tools.names]
         asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
         if asking:
             raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
-        #: entry that contains a tool, by the tool's name; one entry may contain several tools
+        #: by tool name; an entry may contain several tools
         self.entries: Mapping[str, object] = {name: each for each in tools for name in resolve_tools([each]).names}
         self._time_limit_s = time_limit_s
         self._running = 0
@@ -57,7 +51,6 @@ class ToolCatalog:
         ]
 
     async def invoke(self, name: str, arguments: Mapping[str, JsonValue]) -> ToolReply:
-        """Call a tool once, as a model would. A failure of the tool is a normal answer."""
         bound = self._tools.get(name)
         if bound is None:
             shown = ", ".join(self._tools.names)
@@ -101,7 +94,7 @@ def load_catalog(references: Sequence[str]) -> ToolCatalog:
 
 
 def load_models(references: Mapping[str, object], *, needs_keys: bool = True) -> Mapping[str, ChatModel]:
-    """Return the models to which runs can switch, by name. The process that deploys does not need their keys."""
+    """Return models by name. The process that deploys does not need their keys."""
     found: dict[str, ChatModel] = {}
     for name, given in references.items():
         try:
@@ -127,7 +120,7 @@ def named_models(given: Iterable[str]) -> dict[str, str]:
 
 
 class DatasetCatalog:
-    """The Datasets of one endpoint, or functions that return them. `references` name them in messages."""
+    """The Datasets of an endpoint, or functions that return them. `references` name them in messages."""
 
     def __init__(
         self, sources: Mapping[str, object] | None = None, references: Mapping[str, str] | None = None
@@ -136,17 +129,13 @@ class DatasetCatalog:
         self._references = dict(references or {})
 
     def check(self, name: str) -> None:
-        """Raise a `Refusal` if there is no Dataset of this name."""
         if name not in self._sources:
             known = ", ".join(sorted(self._sources))
             text = f"There is no Dataset '{name[:200]}'. There are: [{known}]"
             raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_DATASET_NOT_FOUND", text)
 
     def open(self, name: str) -> object:
-        """Return a Dataset whose rows have the same order in each pass. Blocks, because its function may read files.
-
-        A resumed run reads the rows again from the first, possibly in another process.
-        """
+        """Return a Dataset with rows in a fixed order, which a resumed run reads again. Blocks."""
         self.check(name)
         source = self._sources[name]
         found = source if _is_dataset(source) else cast("Callable[[], object]", source)()
@@ -157,7 +146,7 @@ class DatasetCatalog:
             )
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", text)
         options = getattr(getattr(found, "context", None), "execution_options", None)
-        if options is not None:  # a Dataset of Ray
+        if options is not None:
             options.preserve_order = True
         return found
 
@@ -179,7 +168,6 @@ def parse_datasets(texts: str) -> dict[str, str]:
 
 
 def load_datasets(references: Mapping[str, str]) -> DatasetCatalog:
-    """Return the Datasets of these references. Each names a Dataset, or a function without arguments that returns one."""
     if references:
         make_importable(Path.cwd())
     sources = {name: find_attribute(reference) for name, reference in references.items()}

@@ -1,7 +1,6 @@
-"""HTTP statuses and bodies for our errors.
+"""HTTP statuses and bodies for our errors, without stack traces and texts of foreign errors.
 
 4xx: another request can succeed. 502: a model or a task failed. 503: a retry may succeed. 500: only the operator can fix it.
-An answer never contains a stack trace or the text of a foreign library's error.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from ensemble_ray import errors
 from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.serve.schemas import Failure, FinishedTask, Refusal
 
-#: Codes that differ from the name of the class.
 _CODES = {
     "PromptTemplateError": "INPUTS_MISSING",
     "RunExistsError": "RUN_EXISTS",
@@ -23,7 +21,7 @@ _CODES = {
     "InternalError": "INTERNAL_ERROR",
 }
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-#: The first row whose class occurs in the chain of causes applies, so specific classes come first.
+#: The first match in the chain of causes applies.
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (errors.RunExistsError, HTTPStatus.CONFLICT),
     (errors.PromptTemplateError, HTTPStatus.UNPROCESSABLE_ENTITY),
@@ -50,8 +48,7 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
 
 def status_of(error: BaseException) -> HTTPStatus:
     if isinstance(error, errors.ValidationError):
-        # Without a trace the run has not started, so the request is wrong: an id that is invalid or in use, for
-        # instance. With a trace the team is wrong, and another request does not help.
+        # Without a trace the run has not started, so the request is wrong. With a trace the team is wrong.
         has_begun = error.trace is not None
         return HTTPStatus.INTERNAL_SERVER_ERROR if has_begun else HTTPStatus.BAD_REQUEST
     chain = tuple(_chain(error))
@@ -60,7 +57,6 @@ def status_of(error: BaseException) -> HTTPStatus:
 
 
 def status_of_name(name: str) -> HTTPStatus:
-    """Return the status for an error of a started run, by the name of its class."""
     found = (status for kind, status in _STATUS if kind.__name__ == name)
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -72,7 +68,6 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
-    """Return the body for an error of a run. `run_id` is used if the error names no run."""
     causes = list(_chain(error))[1:]
     if isinstance(error, errors.ParallelExecutionError):
         causes += error.failed_task_causes.values()
@@ -90,7 +85,7 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
 
 
 def code_of(name: str) -> str:
-    """Return the stable code for the name of an error class, such as `TASK_EXECUTION_ERROR` (S-SRV-4)."""
+    """Return the stable code of an error class, such as `TASK_EXECUTION_ERROR` (S-SRV-4)."""
     return _CODES.get(name) or _WORD.sub("_", name).upper()
 
 

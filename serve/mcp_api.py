@@ -1,4 +1,4 @@
-"""`/mcp`: teams as tools of an MCP server, over streamable HTTP (S-INT-25 to S-INT-29)."""
+"""`/mcp`: teams as tools of an MCP server (S-INT-25 to S-INT-29)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
+import mcp_types as types
 import pydantic
 from mcp import MCPError
 from mcp.server import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import (
-    INVALID_PARAMS,
-    CallToolRequestParams,
-    CallToolResult,
-    InputRequest,
-    InputRequiredResult,
-    InputResponse,
-    ListToolsResult,
-    PaginatedRequestParams,
-    TextContent,
-    Tool,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
@@ -42,35 +31,31 @@ from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import Edit, ExitEarly, ReviewDecision
 
-#: Argument for the items of a map-reduce, unless the team has an input of that name.
+#: Argument for items, unless the team has an input of that name.
 ITEMS = "items"
-
-
 #: Keys in `_meta`: the first in a request, the second in an answer.
 IDEMPOTENCY_KEY, RUN_ID = "ensemble-ray/idempotency-key", "ensemble-ray/run-id"
 _LONGEST_KEY = 255
-#: After the end of a run, how long to wait for the last progress notifications, s.
+#: Wait for the last progress notifications, s.
 _LAST_PROGRESS_S = 5.0
-#: Characters of a task's description in messages.
 _SHOWN = 120
 
 
 def tools_by_name(teams: Iterable[EnsembleInfo]) -> Mapping[str, EnsembleInfo]:
-    """Return teams by tool name. If two teams would share a name, both keep their own."""
+    """Return teams by tool name. Two teams that would share a name keep their own."""
     known = list(teams)
     tool_names = {each.name: make_tool_name(each.name) for each in known}
     count = Counter(tool_names.values())
     return {(tool_names[each.name] if count[tool_names[each.name]] == 1 else each.name): each for each in known}
 
 
-def tool_of(name: str, team: EnsembleInfo) -> Tool:
-    """Return a team as a tool: a text for each required input, and the items if requests may bring them."""
+def tool_of(name: str, team: EnsembleInfo) -> types.Tool:
     properties: dict[str, object] = {each: {"type": "string"} for each in team.inputs}
     if team.takes_items and ITEMS not in properties:
         properties[ITEMS] = {"type": "array", "description": "What is mapped, in place of the team's own items"}
     of_tasks = "" if team.tasks is None else f" of {team.tasks} tasks"
     about = f"Runs the team '{team.name}', a {team.workflow} workflow{of_tasks}, and returns its last output."
-    return Tool(
+    return types.Tool(
         name=name,
         title=team.name,
         description=f"{team.description}\n{about}" if team.description else about,
@@ -92,8 +77,8 @@ class McpTeam:
         self._caller = caller_of(request)
         self._key = _idempotency_key(context, request)
 
-    async def begin(self, arguments: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
-        """Start a run, and wait until it ends or a person must decide."""
+    async def begin(self, arguments: Mapping[str, object]) -> types.CallToolResult | types.InputRequiredResult:
+        """Start a run, and answer at its end or an open gate."""
         takes_items = self._info.takes_items and ITEMS not in self._info.inputs
         known = [*self._info.inputs, *([ITEMS] if takes_items else [])]
         if spare := [name[:200] for name in arguments if name not in known]:
@@ -115,42 +100,37 @@ class McpTeam:
                 ends_with_client=self._ends_with_client,
             )
         except pydantic.ValidationError as error:
-            return _make_failure("; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors()[:10]))
+            found = [(".".join(map(str, each["loc"]))[:200], each["msg"]) for each in error.errors()[:10]]
+            return _make_failure("; ".join(f"{place}: {text}" for place, text in found))
         except Refusal as refusal:
             return _make_failure(refusal.message, run_id=refusal.run_id)
         return await self._finish(run)
 
-    async def resume(self, run_id: str, answers: Mapping[str, InputResponse]) -> CallToolResult | InputRequiredResult:
+    async def resume(
+        self, run_id: str, answers: Mapping[str, types.InputResponse]
+    ) -> types.CallToolResult | types.InputRequiredResult:
         """Record decisions at a run's gates, and wait again."""
         try:
             found = await visible_run(self._service, self._caller, run_id)
         except Refusal as refusal:
-            raise MCPError(INVALID_PARAMS, refusal.message) from None
+            raise MCPError(types.INVALID_PARAMS, refusal.message) from None
         if found.ensemble != self._info.name:
-            raise MCPError(INVALID_PARAMS, f"There is no run '{run_id[:200]}'")
+            raise MCPError(types.INVALID_PARAMS, f"There is no run '{run_id[:200]}'")
         if not self._can_decide:
             return self._waiting(found)
         is_left_open = False
-        for gate in found.reviews:
-            answer = answers.get(gate.gate_id)
-            if answer is not None and not await self._decide(run_id, gate.gate_id, answer):
+        for gate_id in (gate.gate_id for gate in found.reviews if answers.get(gate.gate_id) is not None):
+            decision = read_client_answer(answers[gate_id])
+            if decision is None:
                 is_left_open = True
+                continue
+            with contextlib.suppress(Refusal):  # the gate is closed; its earlier decision counts
+                await self._service.decide(run_id, gate_id, _to_wire(decision), by=self._caller.name)
         if is_left_open:
             return self._waiting(await self._service.get(run_id))
         return await self._finish(BlockingRun(self._service, run_id, ends_with_client=self._ends_with_client))
 
-    async def _decide(self, run_id: str, gate_id: str, answer: InputResponse) -> bool:
-        """Record a decision; return whether the gate is decided now."""
-        decided = read_client_answer(answer)
-        if decided is None:
-            return False
-        # A refusal means that the gate is closed. An earlier decision counts.
-        with contextlib.suppress(Refusal):
-            await self._service.decide(run_id, gate_id, _to_wire(decided), by=self._caller.name)
-        return True
-
-    async def _finish(self, run: BlockingRun) -> CallToolResult | InputRequiredResult:
-        """Wait for the end of the run or an open gate, and answer the call."""
+    async def _finish(self, run: BlockingRun) -> types.CallToolResult | types.InputRequiredResult:
         progress = None
         if (self._context.meta or {}).get("progress_token") is not None:
             progress = asyncio.ensure_future(self._report_progress(run.run_id))
@@ -166,23 +146,19 @@ class McpTeam:
             return _result(found)
         if not self._can_decide:
             return self._waiting(found)
-        forms: dict[str, InputRequest] = {each.gate_id: make_gate_form(each) for each in found.reviews}
-        return InputRequiredResult(input_requests=forms, request_state=found.run_id)
+        forms: dict[str, types.InputRequest] = {each.gate_id: make_gate_form(each) for each in found.reviews}
+        return types.InputRequiredResult(input_requests=forms, request_state=found.run_id)
 
     @property
     def _can_decide(self) -> bool:
-        """Whether the client shows forms and its caller may decide."""
-        return (
-            shows_forms(self._context)
-            and self._context.protocol_version in MODERN_PROTOCOL_VERSIONS
-            and Right.REVIEW in self._caller.rights
-        )
+        is_modern = self._context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        return is_modern and shows_forms(self._context) and Right.REVIEW in self._caller.rights
 
     @property
     def _ends_with_client(self) -> bool:
         return bool(self._request.app.state.cancel_on_disconnect) and self._key is None
 
-    def _waiting(self, found: RunDetail) -> CallToolResult:
+    def _waiting(self, found: RunDetail) -> types.CallToolResult:
         gates = "; ".join(
             f"POST /reviews/{found.run_id}/{each.gate_id} ({brief(each.task_description, _SHOWN)})"
             for each in found.reviews
@@ -207,13 +183,12 @@ class McpTeam:
 
 
 def _idempotency_key(context: ServerRequestContext[dict[str, Any]], request: Request) -> str | None:
-    """Return the key of the call, else of the HTTP header."""
     meta = cast("Mapping[str, object]", context.meta or {})
     key = meta.get(IDEMPOTENCY_KEY, request.headers.get("idempotency-key"))
     if key is None:
         return None
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY:
-        raise MCPError(INVALID_PARAMS, f"{IDEMPOTENCY_KEY} must be a text of 1 to {_LONGEST_KEY} characters")
+        raise MCPError(types.INVALID_PARAMS, f"{IDEMPOTENCY_KEY} must be a text of 1 to {_LONGEST_KEY} characters")
     return key
 
 
@@ -227,7 +202,7 @@ def _to_wire(decision: ReviewDecision) -> NewDecision:
             return NewDecision(decision=Verdict.APPROVE)
 
 
-def _result(found: RunDetail) -> CallToolResult:
+def _result(found: RunDetail) -> types.CallToolResult:
     if found.error is not None:
         return _make_failure("\n".join([found.error.message, *found.error.causes]), run_id=found.run_id)
     if found.result is None:
@@ -235,58 +210,47 @@ def _result(found: RunDetail) -> CallToolResult:
     if found.result.exit_reason != ExitReason.COMPLETED.value:
         text = f"The run ended early ({found.result.exit_reason}). It gave so far:\n{found.result.raw}"
         return _make_failure(text, run_id=found.run_id)
-    return CallToolResult(content=[TextContent(text=found.result.raw)], _meta={RUN_ID: found.run_id})
+    return types.CallToolResult(content=[types.TextContent(text=found.result.raw)], _meta={RUN_ID: found.run_id})
 
 
-def _make_failure(text: str, *, run_id: str | None = None) -> CallToolResult:
-    return CallToolResult(
-        content=[TextContent(text=text)], is_error=True, _meta=None if run_id is None else {RUN_ID: run_id}
-    )
-
-
-def _place(parts: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, parts))[:200]
+def _make_failure(text: str, *, run_id: str | None = None) -> types.CallToolResult:
+    meta = None if run_id is None else {RUN_ID: run_id}
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True, _meta=meta)
 
 
 def build_session_manager(*, max_body_bytes: int) -> StreamableHTTPSessionManager:
+    async def list_tools(
+        context: ServerRequestContext[dict[str, Any]], _params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        _, teams = await _visible(context)
+        return types.ListToolsResult(tools=[tool_of(name, info) for name, info in teams.items()])
+
     server: Server[dict[str, Any]] = Server(
         "ensemble-ray",
         version=package_version(),
-        on_list_tools=_list,
+        on_list_tools=list_tools,
         on_call_tool=_call,
-        # Arguments only come in bodies. Without this the SDK lists the tools for each call.
+        # Without this the SDK lists the tools for each call.
         get_tool_input_schema=lambda _name: None,
     )
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=max_body_bytes)
 
 
-async def _list(
-    context: ServerRequestContext[dict[str, Any]], _params: PaginatedRequestParams | None
-) -> ListToolsResult:
-    teams = await _teams(_request_of(context))
-    return ListToolsResult(tools=[tool_of(name, info) for name, info in teams.items()])
-
-
 async def _call(
-    context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams
-) -> CallToolResult | InputRequiredResult:
-    request = _request_of(context)
-    teams = await _teams(request)
+    context: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
+) -> types.CallToolResult | types.InputRequiredResult:
+    request, teams = await _visible(context)
     info = teams.get(params.name)
     if info is None:
-        raise MCPError(INVALID_PARAMS, f"Unknown tool '{params.name[:200]}'. Known: {list(teams)}")
+        raise MCPError(types.INVALID_PARAMS, f"Unknown tool '{params.name[:200]}'. Known: {list(teams)}")
     asked = McpTeam(context, request, info)
     if params.request_state is None:
         return await asked.begin(params.arguments or {})
     return await asked.resume(params.request_state, params.input_responses or {})
 
 
-def _request_of(context: ServerRequestContext[dict[str, Any]]) -> Request:
+async def _visible(context: ServerRequestContext[dict[str, Any]]) -> tuple[Request, Mapping[str, EnsembleInfo]]:
     request: Request | None = context.request
     if request is None:
         raise RuntimeError("a call of a tool came without its HTTP request")
-    return request
-
-
-async def _teams(request: Request) -> Mapping[str, EnsembleInfo]:
-    return tools_by_name(await visible_teams(request.app.state.service, caller_of(request)))
+    return request, tools_by_name(await visible_teams(request.app.state.service, caller_of(request)))

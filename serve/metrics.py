@@ -1,7 +1,4 @@
-"""Metrics of an endpoint, and their Prometheus text format.
-
-Labels are names of teams, states and codes. A value from a request is never a label.
-"""
+"""Metrics of an endpoint in Prometheus text format. A value from a request is never a label."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from ensemble_ray.serve.schemas import Metrics
 if TYPE_CHECKING:
     from ensemble_ray.serve.driving.run_driver import Outcome, RunQueue
 
-#: Codes of counted refusals. Invalid requests are not counted.
 _COUNTED = frozenset({"QUEUE_FULL", "RATE_LIMITED", "UNAUTHENTICATED"})
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class MetricKind(StrEnum):
@@ -68,13 +65,12 @@ METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     metric: Metric
-    #: label values, in the order of the metric's labels
+    #: in the order of the metric's labels
     values: tuple[str, ...]
     amount: float
 
     @property
     def team(self) -> str | None:
-        """The team; None: the whole endpoint."""
         return dict(zip(self.metric.labels, self.values, strict=True)).get("ensemble")
 
 
@@ -87,8 +83,6 @@ class Exporter(Protocol):
 
 
 class RunTally:
-    """Counts the runs of an endpoint, and sends each change to `exporter`."""
-
     def __init__(self, exporter: Exporter | None = None) -> None:
         self._exporter = exporter
         self._amounts: dict[tuple[Metric, tuple[str, ...]], float] = {}
@@ -99,7 +93,7 @@ class RunTally:
         self._put(RUNS, (team, "waiting"), queue.waiting)
 
     def end(self, team: str, outcome: Outcome) -> None:
-        """Record the end of a run and its usage. For a failed run that is the usage of its completed tasks."""
+        """Record the end of a run and the usage of its completed tasks."""
         self._add(ENDED, (team, outcome.status.value), 1)
         if outcome.result is not None:
             self._spend(team, [outcome.result.metrics])
@@ -145,12 +139,7 @@ def render_samples(samples: Sequence[Sample]) -> str:
         if found:
             lines += [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} {metric.kind}"]
         for each in found:
-            labels = ",".join(
-                f'{name}="{_escape(value)}"' for name, value in zip(metric.labels, each.values, strict=True)
-            )
+            pairs = zip(metric.labels, each.values, strict=True)
+            labels = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs)
             lines.append(f"{metric.name}{{{labels}}} {each.amount:.12g}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

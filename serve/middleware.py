@@ -1,7 +1,4 @@
-"""ASGI middleware of an endpoint: checks of host, origin, key and body length.
-
-The host check prevents DNS rebinding, by which a page of another site reaches a server on loopback.
-"""
+"""ASGI middleware of an endpoint: checks of host, origin, key and body length."""
 
 from __future__ import annotations
 
@@ -19,15 +16,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
-from ensemble_ray.access.admission import (
-    Credentials,
-    headers_of,
-    host_name,
-    is_allowed_origin,
-    is_loopback,
-    is_served_host,
-    own_address,
-)
+from ensemble_ray.access import admission
+from ensemble_ray.access.admission import Credentials, headers_of, host_name, own_address
 from ensemble_ray.access.keys import digest_of, is_key
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.answers import refusal_answer
@@ -36,29 +26,23 @@ from ensemble_ray.serve.schemas import Failure, Refusal
 from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES, BodyLimit, body_length, too_long
 from ensemble_ray.values.trace import parse_traceparent
 
-#: Environment variable with the maximum body length, for replicas and for Serve's proxy.
 BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"
-#: WebSocket close code.
 _POLICY_VIOLATION = 1008
 _log = bounded_logger(__name__)
-
-
 RefusalForm = Callable[[Refusal], JSONResponse]
-#: Health probes have no key. Their answers contain no data of teams or runs.
+#: Health probes have no key, and get no data.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-#: Interval at which the key of a streaming answer is checked, s. The key may have been revoked.
+#: Interval for checking the key of a streaming answer, s.
 _LOOK_S = 10.0
-#: Headers that a proxy adds to forwarded requests. Programs on this machine send none of them.
+#: Headers that only proxies add.
 _FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
-#: Digest for malformed credentials. It never matches.
 _NO_KEY = "-"
 _PLAIN: Mapping[str, RefusalForm] = {}
-#: Declares the key in the OpenAPI document. `KeyCheck` has already checked and removed it.
+#: For the OpenAPI document. `KeyCheck` has checked and removed the key.
 _BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="A key of `ensemble-ray keys add`")
 
 
 def body_limit(configured: int | None = None) -> int:
-    """Return the maximum body length: the configured one, else that of the environment, else the default."""
     if configured is not None:
         return configured
     value = os.environ.get(BODY_VARIABLE, "").strip()
@@ -70,9 +54,9 @@ def body_limit(configured: int | None = None) -> int:
 
 
 def for_proxy() -> list[Middleware]:
-    """Return the middleware of Serve's proxy. `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` must name this function.
+    """Return the middleware of Serve's proxy, for `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`.
 
-    The proxy reads a body as fast as it arrives, and buffers the part that the replica has not read yet.
+    The proxy buffers the part of a body that the replica has not read yet.
     """
     return [Middleware(BodyLimit, max_bytes=body_limit(), refusal=body_too_long)]
 
@@ -83,10 +67,9 @@ def body_too_long(limit: int) -> JSONResponse:
 
 
 class HostCheck:
-    """Accepts requests for a served host only.
+    """Accepts requests for a served host only, against DNS rebinding.
 
-    `allowed_hosts` are names besides those of loopback and the address at which a request arrived. `*.example.org` matches all
-    names below it, `*` any name.
+    `allowed_hosts` are names besides loopback and the address of the connection: `*.example.org` for all below it, `*` for any.
     """
 
     def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> None:
@@ -99,7 +82,7 @@ class HostCheck:
             return
         hosts = headers_of(scope, b"host")
         host = host_name(hosts[0]) if len(hosts) == 1 else None
-        if host is not None and is_served_host(host, self._allowed, own_address(scope)):
+        if host is not None and admission.is_served_host(host, self._allowed, own_address(scope)):
             await self._app(scope, receive, send)
             return
         shown = ", ".join(hosts) or "none"
@@ -114,8 +97,7 @@ class HostCheck:
 class OriginCheck:
     """Rejects requests that a browser on this machine sends for a page of another site.
 
-    Without keys the endpoint trusts every local client, so any open page could use it. A request with a key passes,
-    because a browser does not add a key by itself.
+    Without keys the endpoint trusts every local client. Browsers never add a key, so requests with one pass.
     """
 
     def __init__(self, app: ASGIApp, *, allowed_origins: Collection[str] = ()) -> None:
@@ -125,7 +107,7 @@ class OriginCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
-        elif not headers_of(scope, b"authorization") and not is_allowed_origin(scope, self._allowed):
+        elif not headers_of(scope, b"authorization") and not admission.is_allowed_origin(scope, self._allowed):
             origins = ", ".join(headers_of(scope, b"origin"))
             _log.warning("Refused a request from the page '%.200s'", origins)
             if scope["type"] == "websocket":
@@ -149,8 +131,8 @@ class KeyCheck:
     """Accepts requests of known callers only.
 
     Args:
-        forms: Builds answers to refusals, by path prefix, for APIs with their own error format. The longest prefix applies.
-        is_open: Whether a path needs no key, besides those of probes.
+        forms: Answers to refusals by path prefix, for APIs with their own error format. The longest prefix applies.
+        is_open: Whether a path needs no key.
     """
 
     def __init__(
@@ -167,7 +149,7 @@ class KeyCheck:
         self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # the endpoint serves none
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -182,7 +164,7 @@ class KeyCheck:
             prefix = max((each for each in self._forms if path.startswith(each)), key=len, default="")
             answer = self._forms.get(prefix, refusal_answer)(refusal)
             if refusal.status is not HTTPStatus.TOO_MANY_REQUESTS:
-                answer.headers["connection"] = "close"  # the body is unread
+                answer.headers["connection"] = "close"
             await answer(scope, receive, send)
             return
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
@@ -217,7 +199,7 @@ class _WatchedAnswer:
 
 
 def bearer_of(scope: Scope) -> str | None:
-    """Return the digest of the key of a request; None without credentials. Malformed credentials match no key."""
+    """Return the digest of a request's key; None without credentials. Malformed credentials match no key."""
     sent = headers_of(scope, b"authorization")
     if not sent:
         return None
@@ -228,14 +210,11 @@ def bearer_of(scope: Scope) -> str | None:
 
 
 def is_local(scope: Scope) -> bool:
-    """Return whether a request was sent from this machine.
-
-    It arrived at a loopback address, names a loopback host, and has no header of a proxy.
-    """
+    """Return whether this machine sent the request: by loopback, to a loopback host, without a proxy's header."""
     hosts = headers_of(scope, b"host")
     names = [own_address(scope), (host_name(hosts[0]) or "") if len(hosts) == 1 else ""]
     is_forwarded = any(name.lower() in _FORWARDED for name, _ in scope["headers"])
-    return not is_forwarded and all(map(is_loopback, names))
+    return not is_forwarded and all(map(admission.is_loopback, names))
 
 
 def caller_of(
@@ -249,7 +228,7 @@ CallerDependency = Annotated[Caller, Depends(caller_of)]
 
 
 def traceparent_of(request: Request, in_body: object = None) -> str | None:
-    """Return the client's span. The body has priority over the header `traceparent`; an invalid value is ignored."""
+    """Return the client's span, from the body or the header. Invalid values are ignored."""
     texts = (in_body if isinstance(in_body, str) else "", request.headers.get("traceparent", ""))
     found = next((span for span in map(parse_traceparent, texts) if span is not None), None)
     return None if found is None else str(found)

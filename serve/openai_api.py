@@ -1,4 +1,4 @@
-"""The OpenAI API of an endpoint, where each team is a model (S-SRV-100 to S-SRV-128). It only uses `RunService`."""
+"""The OpenAI API of an endpoint, where each team is a model (S-SRV-100 to S-SRV-128)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from ensemble_ray.access.keys import Right
 from ensemble_ray.process.concurrency import SystemClock
+from ensemble_ray.serve import schemas
 from ensemble_ray.serve.answers import answer, json_text, problems_of
 from ensemble_ray.serve.blocking_run import BlockingRun, StreamedText
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.schemas import (
-    EnsembleInfo,
-    Failure,
-    Metrics,
-    NewRun,
-    Refusal,
-    RunDetail,
-    RunStatus,
-    RunTags,
-    Text,
-    Wire,
-    is_none,
-)
+from ensemble_ray.serve.schemas import EnsembleInfo, Failure, Metrics, NewRun, Refusal, RunDetail, RunStatus, Text, Wire
 from ensemble_ray.serve.team import HISTORY_INPUT
 from ensemble_ray.serve.visible_runs import ServiceDependency, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.http_server import EventAnswer
@@ -45,20 +34,18 @@ from ensemble_ray.text.foreign_text import whole_data, whole_text
 from ensemble_ray.values.messages import Reasoning
 
 __path__: list[str] = []  # old names of its parts are imported as modules below it
-#: Header with the run id, in each answer about a run.
 RUN_HEADER = "x-run-id"
-#: Tells clients not to repeat a request after a failed run, because each run costs money.
+#: Clients must not repeat failed runs, which cost money.
 _NO_RETRY = {"x-should-retry": "false"}
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
-#: Codes with another name in this API.
 _CODES = {"ENSEMBLE_NOT_FOUND": "model_not_found"}
 _UNREADABLE = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
 _Name = Annotated[str, Field(min_length=1, max_length=256), BeforeValidator(whole_data)]
-#: Values with which an unsupported field is accepted.
+#: An unsupported field may have these values.
 _NOTHING: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
 _CHAT = ("tools", "functions", "logprobs", "top_logprobs", "audio", "web_search_options", "stop")
 _RESPONSE = ("tools", "top_logprobs", "previous_response_id", "conversation", "background", "prompt")
@@ -69,7 +56,7 @@ _WHY = {
     "tools": "a team has its own tools",
     "functions": "a team has its own tools",
 }
-#: Characters of a piece, if the answer is only known at the end.
+#: Characters of a piece of an answer that is not streamed.
 _PIECE = 200
 
 
@@ -80,31 +67,27 @@ class Asking:
     caller: Caller
     idempotency_key: str | None
 
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        service: ServiceDependency,
+        caller: CallerDependency,
+        idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    ) -> Self:
+        caller.check(Right.RUN)
+        return cls(request=request, service=service, caller=caller, idempotency_key=caller.own_key(idempotency_key))
+
     async def begin(self, info: EnsembleInfo, inputs: Mapping[str, JsonValue], tags: Mapping[str, str]) -> BlockingRun:
         return await BlockingRun.begin(
             self.service,
-            NewRun(
-                ensemble=info.name,
-                inputs=dict(inputs),
-                tags=dict(tags),
-                traceparent=traceparent_of(self.request),
-            ),
-            idempotency_key=self.caller.own_key(self.idempotency_key),
+            NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=traceparent_of(self.request)),
+            idempotency_key=self.idempotency_key,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
         )
 
 
-def _asking(
-    request: Request,
-    service: ServiceDependency,
-    caller: CallerDependency,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
-) -> Asking:
-    caller.check(Right.RUN)
-    return Asking(request=request, service=service, caller=caller, idempotency_key=idempotency_key)
-
-
-AskingDependency = Annotated[Asking, Depends(_asking)]
+AskingDependency = Annotated[Asking, Depends(Asking.of)]
 
 
 class ApiError(Wire):
@@ -128,12 +111,10 @@ class ApiErrorBody(Wire):
     error: ApiError
 
 
-#: Declaration of error answers in the OpenAPI document.
 API_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ApiErrorBody}, "5XX": {"model": ApiErrorBody}}
 
 
 def wrong_parameter(param: str, message: str, code: str = "UNSUPPORTED_PARAMETER") -> Refusal:
-    """Return the refusal of a field that is wrong or that no team supports."""
     return Refusal(HTTPStatus.BAD_REQUEST, code, message, param=param)
 
 
@@ -156,7 +137,7 @@ def refusal_error(refusal: Refusal) -> JSONResponse:
 
 
 class ApiRoute(APIRoute):
-    """A route that answers refusals in the format of this API."""
+    """Answers refusals in the format of this API."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -222,7 +203,7 @@ class ChatBody(_Body):
     messages: list[MessageBody] = Field(min_length=1)
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    metadata: RunTags | None = None
+    metadata: schemas.RunTags | None = None
     n: JsonValue = None
     response_format: JsonValue = None
     modalities: JsonValue = None
@@ -235,7 +216,6 @@ class ChatBody(_Body):
     stop: JsonValue = None
 
     def check(self) -> None:
-        """Raise a `Refusal` for the first field that no team supports."""
         if self.n is not None and (isinstance(self.n, bool) or self.n != 1):
             raise wrong_parameter("n", "n: a run of a team returns one answer; repeat the request for another one")
         if self.modalities is not None and self.modalities != ["text"]:
@@ -260,7 +240,7 @@ class ResponseBody(_Body):
     input: Text | Annotated[list[MessageBody], Field(min_length=1)]
     instructions: Text | None = None
     stream: StrictBool | None = None
-    metadata: RunTags | None = None
+    metadata: schemas.RunTags | None = None
     text: JsonValue = None
     tools: JsonValue = None
     top_logprobs: JsonValue = None
@@ -270,7 +250,6 @@ class ResponseBody(_Body):
     prompt: JsonValue = None
 
     def check(self) -> None:
-        """Raise a `Refusal` for the first field that no team supports."""
         if self.text is not None and not isinstance(self.text, dict):
             raise wrong_parameter("text", "text: must be an object", code="INVALID_REQUEST")
         _check_format(None if self.text is None else self.text.get("format"), "text.format")
@@ -279,10 +258,8 @@ class ResponseBody(_Body):
 
 def _check_format(value: JsonValue, name: str) -> None:
     if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
-        raise wrong_parameter(
-            name,
-            f"{name}: the team determines the format of its answer (the output_type of its last task); request text",
-        )
+        why = "the team determines the format of its answer (the output_type of its last task); request text"
+        raise wrong_parameter(name, f"{name}: {why}")
 
 
 def _check_unset(body: BaseModel, names: tuple[str, ...]) -> None:
@@ -296,10 +273,10 @@ def _check_unset(body: BaseModel, names: tuple[str, ...]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamAnswer:
     text: str
-    #: whether the budget was exhausted before the end
+    #: the budget was exhausted before the end
     is_cut: bool
     metrics: Metrics
-    #: reasoning of the last task's model, if it is known
+    #: of the last task's model
     reasoning: str | None = None
 
 
@@ -336,7 +313,7 @@ def _failure(run: RunDetail, status: HTTPStatus, code: str, message: str) -> Fai
 
 
 class AnswerStream(EventAnswer):
-    """The stream of one run's answer. When it ends, for any reason, the run learns that its client has left."""
+    """The stream of one run's answer. Its end detaches the client from the run."""
 
     def __init__(self, run: BlockingRun, events: AsyncGenerator[ServerSentEvent]) -> None:
         super().__init__(events, headers={RUN_HEADER: run.run_id})
@@ -373,7 +350,6 @@ def _end(run: RunDetail, said: StreamedText, *, has_thought: bool) -> list[str |
             f"GET /v1/responses/{run.run_id}"
         )
         return [_failure(run, HTTPStatus.BAD_GATEWAY, "ANSWER_BEGUN_ANEW", text)]
-    # Without streamed text, the reasoning comes before the answer.
     thought = [Reasoning(found.reasoning)] if found.reasoning and rest == found.text and not has_thought else []
     return [*thought, *(rest[start : start + _PIECE] for start in range(0, len(rest), _PIECE)), found]
 
@@ -418,7 +394,7 @@ class ChatUsage(Wire):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    completion_tokens_details: ChatDetails | None = Field(default=None, exclude_if=is_none)
+    completion_tokens_details: ChatDetails | None = Field(default=None, exclude_if=schemas.is_none)
 
 
 class AnswerMessage(Wire):
@@ -430,7 +406,7 @@ class AnswerMessage(Wire):
 
     role: Literal["assistant"] = "assistant"
     content: Text
-    reasoning_content: Text | None = Field(default=None, exclude_if=is_none)
+    reasoning_content: Text | None = Field(default=None, exclude_if=schemas.is_none)
     refusal: None = None
 
 
@@ -473,15 +449,11 @@ class ChatCompletion(Wire):
 
 
 class ChatChunks:
-    """Builds the chunks of one streamed answer. With `has_usage`, every chunk has the field `usage`."""
+    """Builds chunks of a streamed answer, each with `usage` if requested."""
 
     def __init__(self, *, run_id: str, model: str, created: int, has_usage: bool) -> None:
-        self._head: dict[str, object] = {
-            "id": run_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-        }
+        kind = "chat.completion.chunk"
+        self._head: dict[str, object] = {"id": run_id, "object": kind, "created": created, "model": model}
         self._usage: dict[str, object] = {"usage": None} if has_usage else {}
 
     def last(self, answer: TeamAnswer) -> list[dict[str, object]]:
@@ -498,16 +470,14 @@ class ChatChunks:
 
 def chat_usage(metrics: Metrics) -> ChatUsage | None:
     """Return the tokens of a run; None if a provider did not report them."""
-    tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
+    tokens_in, tokens_out, thought = metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens
     if tokens_in is None or tokens_out is None:
         return None
     return ChatUsage(
         prompt_tokens=tokens_in,
         completion_tokens=tokens_out,
         total_tokens=tokens_in + tokens_out,
-        completion_tokens_details=ChatDetails(reasoning_tokens=thought)
-        if (thought := metrics.reasoning_tokens)
-        else None,
+        completion_tokens_details=ChatDetails(reasoning_tokens=thought) if thought else None,
     )
 
 
@@ -523,7 +493,7 @@ _TEXTS = frozenset({"text", "input_text", "output_text"})
 def inputs_of(
     messages: Sequence[MessageBody], info: EnsembleInfo, *, place: str, instructions: str | None = None
 ) -> Mapping[str, JsonValue]:
-    """Return the inputs of a run. `place` is the request's field with the conversation."""
+    """Return the inputs of a run. `place` names the conversation in the request."""
     said = [(each.role, _text_of(each, f"{place}[{index}]")) for index, each in enumerate(messages)]
     last = max((index for index, (role, _) in enumerate(said) if role == _USER), default=None)
     if last is None:
@@ -557,7 +527,7 @@ def _text_of(message: MessageBody, place: str) -> str:
     if message.type != "message" or message.role not in _ROLES:
         what = message.type if message.type != "message" else f"a message of '{message.role}'"
         raise wrong_parameter(place, f"{place}: '{what[:60]}' cannot be passed to a team, which has its own tools")
-    # Only an assistant's message may be without content: it may consist of tool calls.
+    # An assistant's message may consist of tool calls.
     if not message.content and message.content != "" and message.role != _ASSISTANT:
         raise wrong_parameter(f"{place}.content", f"{place}.content: must be a text", code="INVALID_REQUEST")
     if message.content is None or isinstance(message.content, str):
@@ -568,9 +538,8 @@ def _text_of(message: MessageBody, place: str) -> str:
 def _text_of_part(part: Mapping[str, JsonValue], place: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind not in _TEXTS:
-        raise wrong_parameter(
-            place, f"{place}: '{str(kind)[:60]}' cannot be passed to a team, which only accepts texts"
-        )
+        what = f"'{str(kind)[:60]}' cannot be passed to a team, which only accepts texts"
+        raise wrong_parameter(place, f"{place}: {what}")
     if not isinstance(text, str):
         raise wrong_parameter(place, f"{place}.text: must be a text", code="INVALID_REQUEST")
     return whole_text(text)
@@ -739,9 +708,8 @@ def make_answered(response: ResponseObject, answer: TeamAnswer) -> ResponseObjec
 
 
 def make_failed(response: ResponseObject, failure: Failure) -> ResponseObject:
-    return response.model_copy(
-        update={"status": "failed", "error": ResponseFailure(message=api_error(failure).error.message)}
-    )
+    error = ResponseFailure(message=api_error(failure).error.message)
+    return response.model_copy(update={"status": "failed", "error": error})
 
 
 def response_of(run: RunDetail) -> ResponseObject:
@@ -765,7 +733,7 @@ def message_of(run_id: str, status: Literal["in_progress", "completed", "incompl
 
 
 class ResponseEvents:
-    """Builds the events of one response, in the order of this API (S-SRV-125)."""
+    """Builds the events of one response, in order (S-SRV-125)."""
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
@@ -777,7 +745,6 @@ class ResponseEvents:
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
     def piece(self, text: str) -> list[dict[str, object]]:
-        """Return the events for a piece of text. The first piece starts the text item."""
         events = [] if self._is_said else self._begin_text()
         return [*events, self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
 
@@ -815,7 +782,6 @@ class ResponseEvents:
 
 
 def _response_usage(metrics: Metrics) -> ResponseUsage | None:
-    """Return the tokens of a run; None if a provider did not report them."""
     tokens_in, tokens_out = metrics.input_tokens, metrics.output_tokens
     if tokens_in is None or tokens_out is None:
         return None

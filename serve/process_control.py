@@ -1,7 +1,6 @@
-"""ProcessControl: runs that clients of a live page start over HTTP or a WebSocket, driven in this process.
+"""Runs that clients of a live page start over HTTP or a WebSocket, driven in this process.
 
-Routes and rules are those of the endpoint. Accepted runs are stored in memory, so they end with the process. Callers are not
-identified: the application that mounts it must check access.
+It has the endpoint's routes and rules. The application that mounts it must check access. Runs end with the process.
 """
 
 from __future__ import annotations
@@ -16,22 +15,14 @@ from ensemble_ray import ChatModel, Runtime
 from ensemble_ray.definition.fields import check_models
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runtime import connect
+from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import ToolCatalog
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.schemas import (
-    NewDirective,
-    NewModel,
-    Refusal,
-    RunControl,
-    RunDetail,
-    RunRequestMessage,
-    Subscribe,
-    problems_of,
-)
+from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.serve.team import served_team
 from ensemble_ray.studio import check_installed
 from ensemble_ray.teamfile import Runnable
@@ -41,32 +32,25 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: Limit of one wait for the end of a run, s.
 _WAIT_S = 60.0
-
-
-#: Name of the template on the endpoint.
 _TEMPLATE = "ensemble"
-#: Simultaneous runs, and ended runs that are kept (S-CTL-1).
+#: Limits of S-CTL-1.
 _MAX_RUNNING, _KEPT_RUNS = 5, 100
 
 
 class SocketClient(Protocol):
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message after all earlier ones. No effect if the client has disconnected."""
+        """Send a message in order. No effect after a disconnect."""
         ...
 
     def subscribe(self, types: frozenset[str] | None, run_id: str | None) -> None:
-        """Select the broadcast messages that the client receives, by type and run; None: all."""
+        """Select broadcast messages by type and run; None: all."""
         ...
 
 
 class SocketControl:
-    """Handles messages of WebSocket clients."""
-
     def __init__(self, service: RunService) -> None:
         self._service = service
-        #: tasks that wait for the ends of runs, by client
         self._waiting: dict[SocketClient, set[asyncio.Task[None]]] = {}
 
     @property
@@ -79,7 +63,6 @@ class SocketControl:
             each.cancel()
 
     async def close(self) -> None:
-        """Stop waiting for the ends of runs."""
         waiting = [each for tasks in self._waiting.values() for each in tasks]
         for each in waiting:
             each.cancel()
@@ -87,10 +70,9 @@ class SocketControl:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _request(self, client: SocketClient, message: Mapping[str, Any]) -> None:
-        """Start a run, and send its result when it has ended."""
         answer: dict[str, Any] = {"type": "run_ack", "request_id": _text(message, "request_id")}
         try:
-            asked = RunRequestMessage.model_validate(message)
+            asked = schemas.RunRequestMessage.model_validate(message)
             taken = await self._service.start(asked.new_run)
         except (pydantic.ValidationError, Refusal) as error:
             await client.send({**answer, **_rejection(error)})
@@ -111,32 +93,32 @@ class SocketControl:
         await client.send({"type": "run_result", "request_id": request_id, **found.model_dump(mode="json")})
 
     async def _control(self, client: SocketClient, message: Mapping[str, Any]) -> None:
-        answer: dict[str, Any] = {
-            "type": "run_control_ack",
-            "request_id": _text(message, "request_id"),
-            "run_id": _text(message, "run_id"),
-            "action": _text(message, "action"),
-        }
+        repeated = {name: _text(message, name) for name in ("request_id", "run_id", "action")}
+        answer: dict[str, Any] = {"type": "run_control_ack", **repeated}
         try:
-            found = await self._carry_out(RunControl.model_validate(message))
+            found = await self._carry_out(schemas.RunControl.model_validate(message))
         except (pydantic.ValidationError, Refusal) as error:
             await client.send({**answer, **_rejection(error)})
             return
         await client.send({**answer, "status": found.status.value})
 
-    async def _carry_out(self, asked: RunControl) -> RunDetail:
+    async def _carry_out(self, asked: schemas.RunControl) -> schemas.RunDetail:
         match asked.action:
             case "cancel":
                 return await self._service.cancel(asked.run_id)
             case "inject":
-                return await self._service.inject(asked.run_id, NewDirective(text=asked.text or "", ttl_s=asked.ttl_s))
+                return await self._service.inject(
+                    asked.run_id, schemas.NewDirective(text=asked.text or "", ttl_s=asked.ttl_s)
+                )
             case "switch_model":
-                return await self._service.switch_model(asked.run_id, NewModel(model=asked.model, agent=asked.agent))
+                return await self._service.switch_model(
+                    asked.run_id, schemas.NewModel(model=asked.model, agent=asked.agent)
+                )
 
     async def _subscribe(self, client: SocketClient, message: Mapping[str, Any]) -> None:
         answer: dict[str, Any] = {"type": "subscribe_ack", "request_id": _text(message, "request_id")}
         try:
-            asked = Subscribe.model_validate(message)
+            asked = schemas.Subscribe.model_validate(message)
         except pydantic.ValidationError as error:
             await client.send({**answer, **_rejection(error)})
             return
@@ -152,7 +134,7 @@ def _text(message: Mapping[str, Any], name: str) -> str | None:
 
 
 def _rejection(error: pydantic.ValidationError | Refusal) -> dict[str, Any]:
-    failure = describe_refusal(error if isinstance(error, Refusal) else problems_of(error))
+    failure = describe_refusal(error if isinstance(error, Refusal) else schemas.problems_of(error))
     return {"status": "rejected", "error": failure.model_dump(mode="json")}
 
 
@@ -183,30 +165,24 @@ class ProcessControl:
             ValidationError: a tool is invalid, the template cannot run, or the extra `studio` is not installed.
         """
         check_installed("ProcessControl")
-        # Imported here, so that the class can be imported without the extra.
+        # The class can be imported without the extra.
+        from ensemble_ray.serve import routes
         from ensemble_ray.serve.api import build_api
-        from ensemble_ray.serve.routes import (
-            capabilities_router,
-            control_router,
-            ensembles_router,
-            events_router,
-            reviews_router,
-            runs_router,
-        )
 
         self._template: Runnable | None = None
         limits = EndpointLimits(max_running=max_running, max_queued=0, kept_runs=kept_runs)
-        self._runs = DrivenRuns(
-            {},
-            connect(runtime),
-            Ledger(None),
-            limits,
-            tools=ToolCatalog(tools),
-            models=check_models(models, "ProcessControl"),
-        )
+        known = check_models(models, "ProcessControl")
+        self._runs = DrivenRuns({}, connect(runtime), Ledger(None), limits, tools=ToolCatalog(tools), models=known)
         self._sockets = SocketControl(self._runs)
-        # Routes beside a page (S-CTL-30).
-        topics = (runs_router, control_router, events_router, reviews_router, capabilities_router, ensembles_router)
+        # S-CTL-30
+        topics = (
+            routes.runs_router,
+            routes.control_router,
+            routes.events_router,
+            routes.reviews_router,
+            routes.capabilities_router,
+            routes.ensembles_router,
+        )
         self._app = build_api(self, routers=topics, allowed_hosts=("*",))
         if template is not None:
             self.use_template(template)
@@ -232,7 +208,7 @@ class ProcessControl:
             self._template = template
 
     async def __aenter__(self) -> RunService:
-        self._app.state.service = self._runs  # Starlette does not run the lifespan of a mounted application
+        self._app.state.service = self._runs  # Starlette runs no lifespan of a mounted application
         return self._runs
 
     async def __aexit__(self, *_: object) -> None:

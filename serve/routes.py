@@ -32,7 +32,7 @@ _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?:;.*)?", re.IGNORECASE | 
 
 
 def preferred_wait(prefer: str | None) -> float | None:
-    """Return the seconds of a `Prefer` header; None if it does not ask to wait. Other preferences are ignored.
+    """Return the seconds of a `Prefer` header, or None.
 
     Examples:
         >>> preferred_wait("respond-async, wait=10")
@@ -107,7 +107,11 @@ async def get_runs(
     ensembles = frozenset(ensemble) if ensemble else None
     if caller.ensembles is not None:
         ensembles = caller.ensembles if ensembles is None else ensembles & caller.ensembles
-    wanted = schemas.RunFilter(status=status, ensembles=ensembles, tags=dict(map(_tag, tag)), since=since)
+    tags = [each.partition(":") for each in tag]
+    if not all(name and colon for name, colon, _ in tags):
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "query.tag: say NAME:VALUE")
+    named = {name: value for name, _, value in tags}
+    wanted = schemas.RunFilter(status=status, ensembles=ensembles, tags=named, since=since)
     return answer(await service.list(wanted, cursor=cursor, size=limit))
 
 
@@ -124,13 +128,6 @@ async def post_cancel(run_id: str, service: ServiceDependency, caller: CallerDep
     caller.check(Right.RUN)
     await visible_run(service, caller, run_id)
     return answer(await service.cancel(run_id), HTTPStatus.ACCEPTED)
-
-
-def _tag(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name:
-        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "query.tag: say NAME:VALUE")
-    return name, value
 
 
 control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
@@ -162,7 +159,7 @@ reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
 @reviews_router.get("/reviews", response_model=schemas.ReviewList)
 async def get_reviews(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """List the open gates, oldest first."""
-    if Right.REVIEW not in caller.rights:  # a reviewer must see the gates, also without the right to read
+    if Right.REVIEW not in caller.rights:  # reviewers see gates without the right to read
         caller.check(Right.READ)
     return answer(schemas.ReviewList(reviews=list(await service.reviews(caller.ensembles))))
 
@@ -213,21 +210,15 @@ async def get_events(
         first = await anext(events, None)
         if first is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-    return EventAnswer(_stream(first, events), separator="\r\n")
 
+    async def stream() -> AsyncGenerator[ServerSentEvent]:
+        async with aclosing(events):
+            event = first or await anext(events, None)
+            while event is not None:
+                yield ServerSentEvent(data=json_text(event.data), event=event.type, id=event.cursor)
+                event = await anext(events, None)
 
-async def _stream(
-    first: schemas.RunEvent | None, events: AsyncGenerator[schemas.RunEvent]
-) -> AsyncGenerator[ServerSentEvent]:
-    async with aclosing(events):
-        if first is not None:
-            yield _render(first)
-        async for each in events:
-            yield _render(each)
-
-
-def _render(event: schemas.RunEvent) -> ServerSentEvent:
-    return ServerSentEvent(data=json_text(event.data), event=event.type, id=event.cursor)
+    return EventAnswer(stream(), separator="\r\n")
 
 
 capabilities_router: APIRouter = APIRouter(tags=["capabilities"], responses=FAILURES)
@@ -263,7 +254,6 @@ async def get_ensembles(service: ServiceDependency, caller: CallerDependency) ->
 
 
 health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
-#: How long `/readyz` waits for the driver, s.
 _PATIENCE_S = 5.0
 
 
@@ -280,9 +270,8 @@ async def get_readiness(service: ServiceDependency) -> schemas.Health:
         async with asyncio.timeout(_PATIENCE_S):
             await service.ensembles()
     except TimeoutError:
-        raise Refusal(
-            HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", "The driver of the runs does not answer", retry_after_s=5
-        ) from None
+        text = "The driver of the runs does not answer"
+        raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from None
     return schemas.Health(status="ok")
 
 
@@ -313,10 +302,7 @@ _ANSWER: dict[str, Any] = {
     "text/event-stream": {"schema": {"type": "string"}},
 }
 _CARD: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "An A2A agent card",
-        "content": {"application/json": {"schema": {"type": "object"}}},
-    }
+    200: {"description": "An A2A agent card", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -385,7 +371,6 @@ async def post_message(
         body = None
     if not isinstance(body, dict):
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": _PARSE_ERROR})
-    # The SDK reads this attribute. It contains no lone surrogates.
     request._json = body  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     from ensemble_ray.serve.a2a import dispatch
 

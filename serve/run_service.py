@@ -1,4 +1,4 @@
-"""RunService: the port through which routes start, follow, steer and cancel runs."""
+"""The port through which routes start, follow, steer and cancel runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ DEFAULT_PAGE, LARGEST_PAGE = 50, 200
 
 
 class RunService(Protocol):
-    """The runs of all served teams. `DrivenRuns` implements it in the process that drives them, `RemoteRuns` in a replica.
+    """The runs of all served teams, in the process that drives them (`DrivenRuns`) or in a replica (`RemoteRuns`).
 
-    An operation on a run raises `Refusal` if the run does not exist. `by` is the name of the caller; empty if the endpoint does
-    not identify callers.
+    An operation raises `Refusal` if its run, gate or tool does not exist. `by` is the caller's name, empty if unknown.
     """
 
     async def ensembles(self) -> Sequence[schemas.EnsembleInfo]:
@@ -24,17 +23,14 @@ class RunService(Protocol):
         ...
 
     async def metrics(self) -> Sequence[Sample]:
-        """Return usage and cost of the runs of all teams since the driver started."""
+        """Return usage and cost since the driver started."""
         ...
 
     async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
-        """Accept a run and return before it starts.
+        """Accept a run, which then survives the loss of any process, and return before it starts.
 
-        The run survives the loss of the caller and the replica, and a restart of the driver. A repeated request with the
-        same `run_id` or key returns the existing run (S-SRV-14, S-SRV-15).
-
-        Raises:
-            Refusal: the team is unknown, inputs are missing, another request used the id, or a limit is exceeded.
+        A repeated `run_id` or key returns the existing run (S-SRV-14, S-SRV-15). `Refusal`: the request is invalid, its id is used by
+        another one, or a limit is exceeded.
         """
         ...
 
@@ -47,60 +43,36 @@ class RunService(Protocol):
     async def list(
         self, wanted: schemas.RunFilter, *, cursor: str | None = None, size: int = DEFAULT_PAGE
     ) -> schemas.RunPage:
-        """Return a page of at most `size` runs, newest first. `cursor` is the `next_cursor` of the previous page.
-
-        Raises:
-            Refusal: the cursor is not from this list.
-        """
+        """Return the newest runs, or those behind the `next_cursor` of a page."""
         ...
 
     def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[schemas.RunEvent]:
-        """Yield the events of a run from its start or behind a cursor. The last one is `ensemble_completed`.
+        """Yield the events of a run from its start or behind a cursor, up to `ensemble_completed`.
 
-        Every reader receives each event with a cursor once and in the same order, also long after the run ended. A slow
-        reader blocks nothing: it misses events without a cursor.
-
-        Raises:
-            Refusal: there is no such run, or the cursor is invalid.
+        Events with a cursor arrive once and in order, also long after the end. A slow reader misses the others.
         """
         ...
 
     async def cancel(self, run_id: str) -> schemas.RunDetail:
-        """Request the end of the run, and return its current state.
-
-        Raises:
-            Refusal: there is no such run, or it has ended.
-        """
+        """Request the end of the run. `Refusal`: it has ended."""
         ...
 
     async def inject(self, run_id: str, directive: schemas.NewDirective, *, by: str = "") -> schemas.RunDetail:
-        """Send a directive to the tasks that start from now on, and return the state of the run.
-
-        Raises:
-            Refusal: there is no such run, it has ended, or it is not running at the moment.
-        """
+        """Send a directive to the tasks that start from now on. `Refusal`: the run is not running."""
         ...
 
     async def switch_model(self, run_id: str, model: schemas.NewModel, *, by: str = "") -> schemas.RunDetail:
-        """Switch the model of the tasks that start from now on, and return the state of the run.
-
-        Raises:
-            Refusal: there is no such run, model or agent, the run has ended, or it is not running at the moment.
-        """
+        """Switch the model of the tasks that start from now on. `Refusal`: the run is not running."""
         ...
 
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ReviewOfEnsemble]:
-        """Return the open gates of runs of these teams, oldest first; None: of all teams."""
+        """Return the open gates of these teams, oldest first; None: of all teams."""
         ...
 
     async def decide(
         self, run_id: str, gate_id: str, decision: schemas.NewDecision, *, by: str = ""
     ) -> schemas.DecidedReview | schemas.ReviewConflict:
-        """Decide a gate. Return the decision, or the earlier decision that counts.
-
-        Raises:
-            Refusal: there is no such run or gate, or the gate is closed.
-        """
+        """Decide a gate. Return the decision, or the earlier decision that counts. `Refusal`: the gate is closed."""
         ...
 
     async def capabilities(self) -> schemas.Capabilities:
@@ -108,9 +80,5 @@ class RunService(Protocol):
         ...
 
     async def invoke_tool(self, name: str, body: schemas.ToolCallBody) -> schemas.ToolReply:
-        """Call a tool outside of a run.
-
-        Raises:
-            Refusal: there is no such tool, too many calls are running, or the call timed out.
-        """
+        """Call a tool outside of a run. `Refusal`: too many calls are running, or it timed out."""
         ...

@@ -1,7 +1,4 @@
-"""Request and answer bodies of the HTTP interface.
-
-Answers copy the values of the core field by field, so that a change in the core shows up here and not at a client.
-"""
+"""Request and answer bodies of the HTTP interface. Answers copy the core's values, so that a changed field shows up here."""
 
 from __future__ import annotations
 
@@ -39,15 +36,14 @@ def is_none(value: object) -> bool:
     return value is None
 
 
-#: JSON data from a client.
 Expressible = BeforeValidator(_expressible)
-#: Text of an answer. Models may write lone surrogates.
+#: Models may write lone surrogates.
 Text = Annotated[str, AfterValidator(whole_text)]
 Data = Annotated[JsonValue, BeforeValidator(whole_data)]
 
 
 class Wire(BaseModel):
-    """Base of all bodies. An unknown field is an error, so that a misspelt name is reported."""
+    """Base of all bodies. A misspelt field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -215,14 +211,12 @@ def _count_or_none(tokens: int) -> int | None:
     return None if tokens < 0 else tokens
 
 
-#: Tasks that one request may name.
 MOST_TASKS = 200
 _LONGEST_NAME, _LONGEST_TEXT, _MOST_TOOLS = 256, 100_000, 100
-#: Characters of a review comment, and of a text that replaces an output.
+#: Characters of a comment, and of a replaced output.
 _LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000
 #: About 30 years, s.
 _LONGEST_TTL_S = 1e9
-#: Digits of an amount of money.
 _MOST_DIGITS = 28
 
 
@@ -238,7 +232,6 @@ _Template = Annotated[str, Field(min_length=1, max_length=_LONGEST_TEXT, pattern
 _Tools = Annotated[list[_Name], Field(max_length=_MOST_TOOLS)]
 _TagName = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD), BeforeValidator(whole_data)]
 _TagValue = Annotated[str, Field(max_length=LONGEST_WORD), BeforeValidator(whole_data)]
-#: A date and time of a query, in UTC.
 Instant = Annotated[datetime, AfterValidator(_in_utc)]
 RunTags = Annotated[dict[_TagName, _TagValue], Field(max_length=MOST_TAGS)]
 
@@ -281,9 +274,7 @@ class NewTask(Wire):
     context: Annotated[list[_Name], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
 
 
-#: By task name.
 TaskOverrides = Annotated[dict[_Name, TaskOverride], Field(max_length=MOST_TASKS)]
-#: Names of the team's tasks, and new tasks.
 TaskSelection = Annotated[list[_Name | NewTask], Field(min_length=1, max_length=MOST_TASKS)]
 
 
@@ -306,7 +297,7 @@ class RunStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the run has ended. Only a resume continues it."""
+        """Whether only a resume continues the run."""
         return self not in {RunStatus.ACCEPTED, RunStatus.RUNNING, RunStatus.WAITING}
 
 
@@ -429,13 +420,7 @@ class RunDetail(RunSummary):
 
 
 class RunFilter(Wire):
-    """Selects the runs of a list. A field without a value selects all runs.
-
-    Attributes:
-        ensembles: Names of teams; null: all.
-        tags: Tags that a run must have.
-        since: Earliest time of acceptance.
-    """
+    """Selects runs by state, names of teams (null: all), tags and earliest time of acceptance."""
 
     status: RunStatus | None = None
     ensembles: frozenset[str] | None = None
@@ -499,13 +484,7 @@ class EnsembleList(Wire):
 
 
 class RunEvent(Wire):
-    """An event of a run, sent as a server-sent event.
-
-    Attributes:
-        type: Event type, such as `task_started`.
-        data: Fields of the event.
-        cursor: Position behind this event; null for an event that is only sent live, such as a token.
-    """
+    """A server-sent event. `cursor` is the position behind it; null for a live event, such as a token."""
 
     type: str
     data: dict[str, JsonValue]
@@ -682,18 +661,15 @@ class ReviewList(Wire):
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer, no defect
-    """The endpoint rejects a request. Services and routes raise it; the answer is a `Failure` (S-SRV-4).
+    """The endpoint rejects a request. The answer is a `Failure` (S-SRV-4).
 
     Attributes:
-        status: HTTP status of the answer.
-        code: Stable name of the reason for programs, such as `RUN_NOT_FOUND`.
-        message: What is wrong and what to do.
-        retry_after_s: Delay before a retry, s; None if a retry does not help.
+        code: Stable name of the reason, such as `RUN_NOT_FOUND`.
+        message: The mistake, and what to do.
+        retry_after_s: None if a retry does not help.
         missing: Required inputs that the request lacks.
-        run_id: The run, if the request is about one.
-        error: Class of the error in the answer: `InvalidRequest`, or the error that the run would raise.
-        param: The wrong field of the request, if there is exactly one.
-        headers: Additional headers of the answer.
+        error: `InvalidRequest`, or the class of the error that the run would raise.
+        param: The only wrong field of the request.
     """
 
     def __init__(  # noqa: PLR0917  positional, so that it can be pickled
@@ -709,27 +685,20 @@ class Refusal(Exception):  # noqa: N818  it is an answer, no defect
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(status, code, message, retry_after_s, missing, run_id, error, param, headers)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.retry_after_s = retry_after_s
-        self.missing = missing
-        self.run_id = run_id
-        self.error = error
-        self.param = param
-        self.headers = headers
+        self.status, self.code, self.message = status, code, message
+        self.retry_after_s, self.missing, self.run_id = retry_after_s, missing, run_id
+        self.error, self.param, self.headers = error, param, headers
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def all_headers(self) -> dict[str, str]:
-        """The headers of the answer, including the delay before a retry."""
         delay = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return {**dict(self.headers), **delay}
 
 
-#: Types that clients can subscribe to: the broadcast events, and results of runs that they requested.
+#: Types that clients can subscribe to.
 MESSAGE_TYPES = frozenset({
     "ensemble_started", "task_started", "task_input", "task_completed", "task_failed", "tool_called",
     "delegation_started", "delegation_completed", "delegation_failed", "review_requested", "review_timed_out",
@@ -743,12 +712,11 @@ _MOST_SHOWN, _MOST_TYPES = 10, 64
 class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    #: repeated in every answer
     request_id: _Name | None = None
 
 
 class RunRequestMessage(_Message):
-    """`run_request`: starts a run. Its other fields are those of `NewRun`."""
+    """`run_request` starts a run with the fields of `NewRun`."""
 
     new_run: NewRun
 
@@ -760,8 +728,6 @@ class RunRequestMessage(_Message):
 
 
 class RunControl(_Message):
-    """`run_control`: cancels a run, sends it a directive, or switches its model."""
-
     run_id: _Name
     action: Literal["cancel", "inject", "switch_model"]
     text: Annotated[str | None, Field(max_length=LONGEST_DIRECTIVE), BeforeValidator(whole_data)] = None
@@ -778,25 +744,18 @@ class RunControl(_Message):
         return self
 
 
-def _check_known(names: list[str]) -> list[str]:
-    unknown = sorted(set(names) - MESSAGE_TYPES - {_ALL})
-    if unknown:
-        raise ValueError(f"unknown types [{', '.join(unknown)}]. Known: [{', '.join(sorted(MESSAGE_TYPES))}]")
-    return names
-
-
 class Subscribe(_Message):
-    """`subscribe`: selects the broadcast messages that the client receives.
+    """Selects broadcast messages. Null, or `*` in `events`, means all."""
 
-    Attributes:
-        events: Types; null, or a list with `*`: all.
-        run_id: The run; null: all runs.
-    """
-
-    events: Annotated[list[_Name], Field(min_length=1, max_length=_MOST_TYPES), AfterValidator(_check_known)] | None = (
-        None
-    )
+    events: Annotated[list[_Name], Field(min_length=1, max_length=_MOST_TYPES)] | None = None
     run_id: _Name | None = None
+
+    @pydantic.field_validator("events")
+    @classmethod
+    def _check_known(cls, names: list[str] | None) -> list[str] | None:
+        if unknown := sorted(set(names or ()) - MESSAGE_TYPES - {_ALL}):
+            raise ValueError(f"unknown types [{', '.join(unknown)}]. Known: [{', '.join(sorted(MESSAGE_TYPES))}]")
+        return names
 
     @property
     def types(self) -> frozenset[str] | None:
@@ -805,7 +764,6 @@ class Subscribe(_Message):
 
 
 def problems_of(error: pydantic.ValidationError) -> Refusal:
-    """Translate the errors of a socket message."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     problems = (f"{'.'.join(map(str, each['loc'][:4]))[:_LONGEST_NAME]}: {each['msg']}" for each in found[:_MOST_SHOWN])
     return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", "; ".join(problems))

@@ -1,7 +1,4 @@
-"""Starts an endpoint on this machine for `ensemble-ray serve`, until Ctrl-C.
-
-It joins the cluster of `RAY_ADDRESS`, or starts one on loopback.
-"""
+"""Starts an endpoint for `ensemble-ray serve`, on the cluster of `RAY_ADDRESS` or a local one."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, cast
 
 import pydantic
@@ -29,7 +25,6 @@ from ensemble_ray.serve.app import EndpointOptions, app
 from ensemble_ray.serve.catalog import load_catalog, load_models
 from ensemble_ray.serve.driving.driver import driver_name
 
-#: Makes Serve's proxy limit bodies like replicas do.
 _PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _PROXY_LIMIT = "ensemble_ray.serve.middleware:for_proxy"
 _HIGHEST_PORT = 65535
@@ -42,7 +37,6 @@ class EndpointPlace:
     port: int
 
     def check(self) -> EndpointPlace:
-        """Return the address with a free port."""
         if not 0 <= self.port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {self.port}")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -63,12 +57,7 @@ class EndpointPlace:
 
 
 def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
-    """Check that an endpoint whose requests need a key has at least one.
-
-    Raises:
-        ValidationError: it has none.
-        EnsembleError: the keys cannot be read.
-    """
+    """Raise a `ValidationError` if the requests of an endpoint need a key and there is none."""
     if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or keys.read():
         return
     where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
@@ -76,14 +65,6 @@ def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
         f"An endpoint {where} needs keys, and there are none in {keys.location}. What to do: make one with ensemble-ray keys add "
         "NAME --teams TEAM,..., or serve with --keys none if a proxy in front of it identifies callers"
     )
-
-
-def _check(options: Mapping[str, object]) -> EndpointOptions:
-    try:
-        return EndpointOptions.model_validate(dict(options))
-    except pydantic.ValidationError as error:
-        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
-        raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
 
 
 def serve_until_interrupted(
@@ -96,11 +77,11 @@ def serve_until_interrupted(
         EnsembleError: Ray cannot be joined or started.
     """
     stopped = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    checked = _check(options)
+    try:
+        checked = EndpointOptions.model_validate(dict(options))
+    except pydantic.ValidationError as error:
+        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
+        raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
     policy, namespace = checked.key_policy(), checked.chosen_namespace()
     load_catalog(checked.tools)
     models = load_models(checked.models)
@@ -111,13 +92,10 @@ def serve_until_interrupted(
     place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})
-    cast("Any", ray_serve).start(
-        proxy_location="HeadOnly",
-        http_options={"host": place.host, "port": place.port},
-    )
+    cast("Any", ray_serve).start(proxy_location="HeadOnly", http_options={"host": place.host, "port": place.port})
     cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, lambda *_: stopped.set())
     notify(f"Serving [{', '.join(teams)}] at {place.url} (Ctrl-C stops)")
     stopped.wait()
     notify("Stopping. Open runs resume at the next start")

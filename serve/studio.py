@@ -1,7 +1,6 @@
 """Studio behind an endpoint, at `/studio` (S-STU-80 to S-STU-83).
 
-A caller with a key sees the runs that the endpoint accepted for its teams. The endpoint's service decides reviews and cancels
-runs. Only the command line resumes and forks runs.
+A caller with a key sees the runs of its teams. Only the command line resumes and forks runs.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
 from ensemble_ray.values.descriptions import ClusterDescription
 
-#: How long the runs of a caller are cached, s.
 _LASTING_S = 2.0
-#: Interval of a complete list instead of only new runs, s. The endpoint deletes its oldest runs.
+#: Interval of complete lists, s, because the endpoint deletes its oldest runs.
 _WHOLE_S = 60.0
 _NOT_HERE = (
     "Behind an endpoint runs are neither resumed nor forked from the page: ensemble-ray resume, ensemble-ray fork"
@@ -38,7 +36,6 @@ _NOT_HERE = (
 
 
 def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
-    """Return Studio for the runs of an endpoint, which `service` returns."""
     store = store_at(StoreAddress.of())
     reader = StudioReader(store, can_decide=True)
     studio = Studio(
@@ -68,30 +65,30 @@ class _CallerOfEndpoint:
 
 
 class _OwnCluster:
-    """The cluster of this replica. Implements `Cluster` and `ClusterList`."""
+    """The cluster of this replica, as `Cluster` and `ClusterList`."""
 
     async def clusters(self, owners: Sequence[int]) -> Sequence[Cluster]:
         del owners
         return (self,)
 
     async def describe(self) -> ClusterDescription:
-        # Imported here, because it loads Ray and the interface is built without it.
+        # It loads Ray.
         from ensemble_ray.actors.driver.cluster import describe_cluster
 
         return await describe_cluster()
 
 
 class _EndpointGuard:
-    """Identifies callers like the endpoint's other routes. `KeyCheck` has already checked the key."""
+    """Identifies callers. `KeyCheck` has checked their keys."""
 
     def __init__(self, service: Callable[[], RunService]) -> None:
         self._service = service
-        #: By teams. A cached entry extends no right: each request checks its key, and a key with changed teams uses another
+        #: By teams. A key with changed teams uses another entry.
         #: entry.
         self._accepted: dict[frozenset[str] | None, _AcceptedRuns] = {}
 
     async def admit(self, request: Request, right: Right, *, is_counted: bool = True) -> _CallerOfEndpoint:
-        del is_counted  # `KeyCheck` counts requests, and ends answers of keys that are revoked
+        del is_counted  # `KeyCheck` counts requests
         found: object = getattr(request.state, "caller", ANYBODY)
         caller = found if isinstance(found, Caller) else ANYBODY
         if right not in caller.rights:
@@ -106,8 +103,6 @@ class _EndpointGuard:
 
 
 class _AcceptedRuns:
-    """The runs that the endpoint accepted for some teams."""
-
     def __init__(self, service: Callable[[], RunService], teams: frozenset[str] | None) -> None:
         self._service = service
         self._teams = teams
@@ -120,7 +115,7 @@ class _AcceptedRuns:
         return self._listing is None and time.monotonic() - self._listed_at > _WHOLE_S
 
     async def run_ids(self) -> frozenset[str]:
-        """Return their ids, at most `_LASTING_S` old. Simultaneous calls share one request."""
+        """Return ids at most `_LASTING_S` old. Simultaneous calls share one request."""
         if time.monotonic() - self._listed_at > _LASTING_S:
             if self._listing is None:
                 self._listing = asyncio.create_task(self._list())
@@ -139,7 +134,6 @@ class _AcceptedRuns:
             self._listing = None
 
     async def _newer_than(self, known: frozenset[str]) -> frozenset[str]:
-        """Return the newest runs, up to the first page with a known one."""
         found, cursor = frozenset[str](), None
         while True:
             page = await self._service().list(RunFilter(ensembles=self._teams), cursor=cursor, size=LARGEST_PAGE)

@@ -1,7 +1,4 @@
-"""Loads the served teams by name.
-
-Processes exchange the name of a team, never its value, so that keys inside a team do not reach the cluster's object store.
-"""
+"""Loads the served teams by name, so that keys inside a team do not reach the cluster's object store."""
 
 from __future__ import annotations
 
@@ -17,19 +14,19 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import ChatInfo, EnsembleInfo, TaskInfo
 from ensemble_ray.teamfile import Runnable, find_planned_form, load_runnable
 
-#: Environment variable with the names of the teams, separated by commas. Serve's arguments have priority.
+#: Names of teams, separated by commas. Serve's arguments have priority.
 ENSEMBLES_VARIABLE = "ENSEMBLE_RAY_ENSEMBLES"
-#: Deprecated name of the variable.
+#: Its deprecated name.
 _TEAM_VARIABLE = "ENSEMBLE_RAY_TEAM"
-#: Variable that receives the earlier messages of a conversation, if a team's texts contain it.
+#: Variable for the earlier messages of a conversation.
 HISTORY_INPUT = "history"
-#: Limit of the rounds that collect a team's variables. Each round finds those of at least one more text.
+#: Each round finds the variables of at least one more text.
 _MOST_ROUNDS = 1000
 _log = bounded_logger(__name__)
 
 
 def find_streamed_task(ensemble: Ensemble, plan: Plan) -> str | None:
-    """Return the instance of the task whose tokens can be streamed as the answer, if there is one (S-SRV-121)."""
+    """Return the task instance to stream as the answer (S-SRV-121)."""
     if plan.units or plan.hierarchy is not None or not plan.nodes:
         return None
     last = plan.nodes[-1]
@@ -58,11 +55,9 @@ def _waits_for_all_others(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamName:
-    """A YAML path or `module:attribute`."""
-
-    #: as configured
+    #: YAML path or `module:attribute`
     name: str
-    #: absolute path if `name` is an existing file; else empty
+    #: absolute path of an existing file; else empty
     path: str
 
     @property
@@ -71,8 +66,7 @@ class TeamName:
         return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
 
     def load(self, *, needs_keys: bool = True) -> ServedTeam:
-        # A node that shares the deployer's files finds the full path from any directory. A node with a copy of the
-        # working directory finds the configured name.
+        # Only nodes that share the deployer's files know the path. Others have a copy of the working directory.
         target = self.path if self.path and Path(self.path).is_file() else self.name
         loaded = load_runnable(target, needs_keys=needs_keys)
         return served_team(loaded.name or self.shown, loaded)
@@ -84,13 +78,12 @@ class ServedTeam:
     info: EnsembleInfo
     #: empty if a run creates its tasks
     tasks: tuple[TaskInfo, ...] = ()
-    #: whether models stream their answers
     is_streaming: bool = False
-    #: inputs that a run may set; None if a run creates its tasks
+    #: as above
     inputs: frozenset[str] | None = None
 
     def with_models(self, models: Mapping[str, ChatModel]) -> ServedTeam:
-        """Return the team with additional models to switch to. The team's own models have priority."""
+        """Return the team with more models. The team's own have priority."""
         known = {**models, **self.definition.models}
         return replace(self, definition=self.definition.model_copy(update={"models": known}))
 
@@ -98,8 +91,12 @@ class ServedTeam:
 def served_team(name: str, definition: Runnable) -> ServedTeam:
     planned = find_planned_form(definition)
     if planned is None:
+        if not isinstance(definition, Ensemble) and (definition.results, definition.dead_letters) != (None, None):
+            # Runs of different clients would write to the same files.
+            _log.warning("Team '%s' is served without its files of results and dead letters", name)
+            definition = definition.replace(results=None, columns=None, key=None, dead_letters=None)
         return ServedTeam(
-            definition=_without_files(name, definition),
+            definition=definition,
             info=EnsembleInfo(
                 name=name,
                 description=definition.description,
@@ -138,9 +135,8 @@ def _chat(name: str, ensemble: Ensemble, inputs: Sequence[str], *, streamed_task
     known = _variables(ensemble.replace(inputs={})) if ensemble.inputs else inputs
     chosen = ensemble.chat_input
     if chosen is not None and chosen not in known:
-        raise ValidationError(
-            f"Team '{name}': chat_input '{chosen}' is no variable of its texts. There are: [{', '.join(known)}]"
-        )
+        there = f"There are: [{', '.join(known)}]"
+        raise ValidationError(f"Team '{name}': chat_input '{chosen}' is no variable of its texts. {there}")
     others = [each for each in inputs if each != HISTORY_INPUT]
     message = chosen or (others[0] if len(others) == 1 else None)
     takes_history = HISTORY_INPUT in known and message != HISTORY_INPUT
@@ -161,16 +157,8 @@ def _variables(ensemble: Ensemble) -> list[str]:
 
 
 def known_inputs(ensemble: Ensemble) -> frozenset[str]:
-    """Return the inputs that a run may set: variables of the texts, and inputs with a default."""
+    """Return the inputs that a run may set."""
     return frozenset([*ensemble.inputs, *_variables(ensemble.replace(inputs={}))])
-
-
-def _without_files(name: str, definition: Runnable) -> Runnable:
-    """Return a map-reduce that writes no files, because runs of different clients would write to the same ones."""
-    if isinstance(definition, Ensemble) or (definition.results is None and definition.dead_letters is None):
-        return definition
-    _log.warning("Team '%s' is served without its files of results and dead letters", name)
-    return definition.replace(results=None, columns=None, key=None, dead_letters=None)
 
 
 def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:

@@ -1,4 +1,4 @@
-"""Access to runs and teams of one caller. Those of other teams do not exist for it (S-SRV-5)."""
+"""Runs and teams of one caller. Others do not exist for it (S-SRV-5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ async def visible_teams(service: RunService, caller: Caller) -> list[EnsembleInf
 
 
 async def visible_team(service: RunService, caller: Caller, name: str, *, kind: str = "team") -> EnsembleInfo:
-    """Return a team of the caller. An API that calls teams models has another `kind`."""
     known = await visible_teams(service, caller)
     for each in known:
         if each.name == name:

@@ -1,1 +1,1 @@
-"""Admission of requests to an endpoint: keys, their stores, and decisions. It does not depend on a web framework."""
+"""Keys of an endpoint's callers, their stores, and decisions about requests, without a web framework."""

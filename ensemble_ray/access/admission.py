@@ -1,4 +1,4 @@
-"""Decisions about requests to an endpoint: keys, rates, hosts and origins. Pure: keys and time are arguments."""
+"""Decisions about requests to an endpoint: keys, rates, hosts and origins. Keys and time are arguments."""
 
 from __future__ import annotations
 
@@ -14,83 +14,74 @@ from typing import Any, cast
 from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.llm.limits.bucket import Grant, Requested, TokenBucket
 
-_WAITER = "request"
 _ANY = "*"
-#: Origins of pages of this machine; other text before the name or after the port does not match (S-WEB-71).
+#: S-WEB-71
 _LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 class KeyPolicy(StrEnum):
     """Which requests need a key (S-SRV-152)."""
 
-    #: all, once a key has been created; before that, all but those from this machine by loopback
+    #: all, once a key exists; before that, all but local requests by loopback
     AUTO = "auto"
     REQUIRED = "required"
-    #: none, because a proxy in front of the endpoint authenticates the callers
+    #: a proxy in front authenticates the callers
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    #: digest of its key, or None
     digest: str | None
-    #: whether this machine sent it, by loopback
+    #: by loopback
     is_local: bool
-    #: False: the request was counted before, and does not count toward the rate again
+    #: False: it was counted before
     is_counted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    #: None: it needs no key
+    #: it needs no key
     key: ApiKey | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    #: name of its key; empty if the key is unknown
     name: str = ""
-    #: whether it has a key
     has_key: bool = False
-    #: whether any key exists
+    #: any key exists
     is_openable: bool = True
-    #: after how long it would be admitted, s; None: waiting does not help
+    #: delay, s; None: waiting does not help
     retry_after_s: int | None = None
 
 
 class Admission:
     def __init__(self, policy: KeyPolicy = KeyPolicy.AUTO) -> None:
         self._policy = policy
-        #: None: no key was ever created
+        #: None: there was never a key
         self._keys: Sequence[ApiKey] | None = None
-        #: by digest, since another key may get the same name later
+        #: another key may get the same name
         self._buckets: dict[str, TokenBucket] = {}
 
     def use(self, keys: Sequence[ApiKey] | None) -> None:
         """Replace the keys; None: no key was ever created."""
         self._keys = keys
-        known = {each.digest: each for each in keys or ()}
+        known = {each.digest for each in keys or ()}
         self._buckets = {digest: bucket for digest, bucket in self._buckets.items() if digest in known}
 
     def decide(self, credentials: Credentials, *, at: float) -> Admitted | Denied:
-        """Decide about a request at the instant `at`, s, of any origin."""
+        """Decide about a request of any origin at the instant `at`, s."""
         is_open = self._keys is None and credentials.is_local
         if self._policy is KeyPolicy.NONE or (self._policy is KeyPolicy.AUTO and is_open):
             return Admitted(key=None)
-        found = None if credentials.digest is None else self._find(credentials.digest)
+        sent, found = (credentials.digest or "").encode(), None
+        for each in self._keys or ():  # the time does not depend on the keys (S-SRV-151)
+            if sent and hmac.compare_digest(each.digest.encode(), sent):
+                found = each
         if found is None:
             return Denied(has_key=credentials.digest is not None, is_openable=bool(self._keys))
         if credentials.is_counted and (wait_s := self._wait_s(found, at)) is not None:
             return Denied(name=found.name, has_key=True, retry_after_s=wait_s)
         return Admitted(key=found)
-
-    def _find(self, digest: str) -> ApiKey | None:
-        """Return the key of a digest, in a time that does not depend on the keys (S-SRV-151)."""
-        sent, found = digest.encode(), None
-        for each in self._keys or ():
-            if hmac.compare_digest(each.digest.encode(), sent):
-                found = each
-        return found
 
     def _wait_s(self, key: ApiKey, at: float) -> int | None:
         """Use one request of a key's rate, or return the waiting time, s (S-SRV-158)."""
@@ -102,7 +93,7 @@ class Admission:
             # One period old, so that it is full.
             bucket = TokenBucket(requests=key.rate.requests, period_s=period_s, at=at - period_s)
             self._buckets[key.digest] = bucket
-        done = bucket.handle(Requested(waiter=_WAITER, holder=key.name, timeout_s=0.0), at=at)
+        done = bucket.handle(Requested(waiter="request", holder=key.name, timeout_s=0.0), at=at)
         if any(isinstance(each, Grant) for each in done):
             return None
         return max(1, math.ceil(period_s / key.rate.requests))
@@ -114,13 +105,13 @@ def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
 
 
 def own_address(scope: Mapping[str, Any]) -> str:
-    """Return the address at which the connection arrived; no client can choose it."""
+    """Return the address of the connection, which no client can choose."""
     server = scope.get("server")
     return str(server[0]).lower() if server else ""
 
 
 def host_name(header: str) -> str | None:
-    """Return the name or address of a Host header, without its port; None if it is malformed."""
+    """Return the name in a Host header, without its port; None if it is malformed."""
     text = header.strip().lower()
     if text.startswith("["):
         address, bracket, port = text[1:].partition("]")
@@ -134,12 +125,11 @@ def host_name(header: str) -> str | None:
 
 
 def is_served_host(host: str, allowed: Sequence[str], own_address: str) -> bool:
-    """Whether requests for a host are served; `allowed` are names, or patterns such as `*.example.org` and `*`."""
+    """Whether requests for a host are served. `allowed` may contain `*.example.org` and `*`."""
     if host == own_address or is_loopback(host):
         return True
-    return any(
-        name in {_ANY, host} or (name.startswith("*.") and host.endswith(name.removeprefix(_ANY))) for name in allowed
-    )
+    ends = tuple(name.removeprefix(_ANY) for name in allowed if name.startswith("*."))
+    return _ANY in allowed or host in allowed or host.endswith(ends)
 
 
 def is_loopback(host: str) -> bool:
@@ -150,7 +140,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_origin(origins: Sequence[str]) -> bool:
-    """Whether a page of this machine sent the request, by its only `Origin` header.
+    """Whether a page of this machine sent the request.
+
     Example:
         >>> is_local_origin(["http://LOCALHOST:7329"]), is_local_origin(["http://localhost.evil.com"]), is_local_origin([])
         (True, False, False)
@@ -159,10 +150,9 @@ def is_local_origin(origins: Sequence[str]) -> bool:
 
 
 def is_allowed_origin(scope: Mapping[str, Any], allowed: Collection[str] = ()) -> bool:
-    """Whether a request may change state, by its `Origin` header.
+    """Whether a request may change state, by its `Origin` header. The caller has checked `Host`.
 
-    Programs send none. A page may be from this machine, from the called server, or from an allowed origin. Headers of a
-    proxy (`X-Forwarded-...`) have no effect. The caller has checked `Host` before.
+    Programs send none. A page may be from this machine, from the called server, or from an allowed origin.
     """
     origins = headers_of(scope, b"origin")
     if not origins or is_local_origin(origins) or _ANY in allowed:

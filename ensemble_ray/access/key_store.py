@@ -1,6 +1,6 @@
-"""Stores of API keys: a file in the home directory, or a table in PostgreSQL.
+"""Stores of API keys: a private file, or a table in PostgreSQL.
 
-Once a store exists, it stays, even without keys: an endpoint that had keys never admits requests without one again.
+A store stays, even without keys: an endpoint that had keys never admits requests without one again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ensemble_ray.access.keys import ApiKey, read_document, with_key, without_key, write_document
 from ensemble_ray.errors import EnsembleError, ValidationError
+from ensemble_ray.process import postgres_server
 from ensemble_ray.process.concurrency import abandon, new_lock, track
-from ensemble_ray.process.postgres_server import (
-    SESSION,
-    SET_SESSION,
-    advice_for,
-    first_line,
-    location_of,
-    parameters_of,
-    try_patiently,
-)
 from ensemble_ray.process.private_files import read_private_file, replace_private_file
 from ensemble_ray.record.stores import Ownership, StoreAddress
 
@@ -33,23 +25,17 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 T = TypeVar("T")
-#: Changes with every change of the keys.
 KeyStamp = tuple[int, ...]
-
 _MOST_FILE_BYTES = 1_048_576
-#: Attempts to lock the file, and the pause between them, s.
+#: Attempts to lock the file, and pause, s.
 _TRIES, _PAUSE_S = 50, 0.1
-#: Longest wait for an unreachable server, s.
 PATIENCE_S = 20.0
-#: Settings of a session.
-_SESSION = {**SESSION, "statement_timeout": "30s"}
+_SESSION = {**postgres_server.SESSION, "statement_timeout": "30s"}
 _SCHEMA = "ensemble_ray_endpoint"
-#: Version of the tables; later ones are refused.
 _VERSION = 1
-#: Key of the advisory lock for creating the tables; an arbitrary number.
+#: An arbitrary number.
 _CREATION_LOCK = 0x656E64706F696E74
-
-#: Requests, outcomes and keys are JSON texts. Names in `tags` are JSON too, because a text here cannot contain NUL.
+#: Names in `tags` are JSON, because a text here cannot contain NUL.
 _TABLES = """
 CREATE TABLE ensemble_ray_endpoint.endpoints (name text PRIMARY KEY, epoch bigint NOT NULL, driver text NOT NULL);
 CREATE TABLE ensemble_ray_endpoint.runs (
@@ -82,7 +68,7 @@ CREATE TABLE ensemble_ray_endpoint.keys (
 );
 CREATE TABLE ensemble_ray_endpoint.version (version integer NOT NULL);
 """
-#: It reads the catalog's tables. `to_regclass` would read a cache, which waiting for a lock does not refresh.
+#: `to_regclass` would read a cache, which waiting for a lock does not refresh.
 _EXISTS = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -95,7 +81,10 @@ _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname 
 
 
 class KeyStore(Protocol):
-    """The keys of the endpoints of one home directory, or of one database. All calls block."""
+    """The keys of one home directory or database. All calls block.
+
+    They raise `EnsembleError` if the store is damaged, cannot be reached, or can be read by other users.
+    """
 
     @property
     def location(self) -> str:
@@ -103,52 +92,31 @@ class KeyStore(Protocol):
         ...
 
     def stamp(self) -> KeyStamp | None:
-        """Return a value that changes with every change of the keys; None: no key was ever created.
-
-        Raises:
-            EnsembleError: the store cannot be read.
-        """
+        """Return a value that changes with the keys; None: no key was ever created."""
         ...
 
     def read(self) -> Sequence[ApiKey] | None:
-        """Return the keys, the oldest first; None: no key was ever created.
-
-        Raises:
-            EnsembleError: the keys are damaged, or other users can read them.
-        """
+        """Return the keys, the oldest first; None: no key was ever created."""
         ...
 
     def add(self, key: ApiKey) -> None:
-        """Store a key.
-
-        Raises:
-            ValidationError: a key has that name, or there are too many keys.
-            EnsembleError: as in `read`, or another process writes all the time.
-        """
+        """Store a key. `ValidationError`: its name is in use, or there are too many."""
         ...
 
     def revoke(self, name: str) -> ApiKey:
-        """Delete a key and return it.
-
-        Raises:
-            ValidationError: no key has that name.
-            EnsembleError: as in `add`.
-        """
+        """Delete a key and return it. `ValidationError`: there is none of that name."""
         ...
 
 
 def open_keys(address: StoreAddress | None = None) -> KeyStore:
-    """Return the store of the keys next to the records at an address; it is opened on first use."""
+    """Return the store next to the records at an address. It is opened on first use."""
     address = address or StoreAddress.of()
     file = KeyFile(Path(address.home))
     return KeyTable(address.url, file=file) if address.url else file
 
 
 class KeyFile:
-    """The keys of a home directory, in a file that only its owner may read.
-
-    A write replaces the file in one step, and concurrent writers wait for each other.
-    """
+    """The keys of a home directory, in a private file that a write replaces in one step."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / "endpoint" / "keys.json"
@@ -209,7 +177,7 @@ class KeyFile:
 
 
 class KeyTable:
-    """The keys of a database; `file` is the store that would be used without it."""
+    """The keys of a database. `file` is the store that would be used without it."""
 
     def __init__(self, url: str, *, file: KeyFile) -> None:
         self._url = url
@@ -224,18 +192,12 @@ class KeyTable:
         return self._database.location
 
     def stamp(self) -> tuple[int, ...] | None:
-        version = self._database.run(lambda connection: _value(connection, _SELECT_VERSION))
-        if version is None:
-            self._check_file()
-            return None
-        return (int(version),)
+        version = self._read(_SELECT_VERSION)
+        return None if version is None else (int(version),)
 
     def read(self) -> Sequence[ApiKey] | None:
-        content = self._database.run(lambda connection: _value(connection, _SELECT_CONTENT))
-        if content is None:
-            self._check_file()
-            return None
-        return self._keys_of(content)
+        content = self._read(_SELECT_CONTENT)
+        return None if content is None else self._keys_of(content)
 
     def add(self, key: ApiKey) -> None:
         self._change(lambda keys: (None, with_key(keys, key)))
@@ -244,8 +206,6 @@ class KeyTable:
         return self._change(lambda keys: without_key(keys, name, location=self.location))
 
     def _change(self, change: Callable[[Sequence[ApiKey]], tuple[T, list[ApiKey]]]) -> T:
-        """Change the keys in one transaction; concurrent changes wait."""
-
         def operation(connection: Connection) -> T:
             connection.execute("LOCK TABLE ensemble_ray_endpoint.keys IN SHARE ROW EXCLUSIVE MODE")
             content = _value(connection, _SELECT_CONTENT)
@@ -268,41 +228,40 @@ class KeyTable:
                 "them from a backup, or empty the table ensemble_ray_endpoint.keys and create the keys again"
             ) from None
 
-    def _check_file(self) -> None:
-        """Raise an error if keys are in the file, because they are not valid for records in the database."""
-        if self._file.stamp() is not None:
+    def _read(self, query: str) -> Any:
+        """Return a value of the table, or None. Keys in the file are an error: they are not valid for the database."""
+        found = self._database.run(lambda connection: _value(connection, query))
+        if found is None and self._file.stamp() is not None:
             raise EnsembleError(
                 f"There is no key in {self.location}, and the keys in {self._file.location} are not valid, because runs are "
                 "recorded in that database. Create keys with ensemble-ray keys add NAME --teams TEAM,..., and remove the file"
             )
+        return found
 
 
 class EndpointDatabase:
-    """A connection to the database of a URL, which is opened again when it is lost.
-
-    `greet` is called with each new connection before its first use; its error ends the operation.
-    """
+    """A connection that reopens when it is lost. `greet` is called with every new connection."""
 
     def __init__(self, url: str, *, greet: Callable[[Connection], None] | None = None) -> None:
-        self._parameters = parameters_of(url, needed_by="An endpoint's keys and runs in PostgreSQL need")
-        self.location = location_of(self._parameters)
+        needed_by = "An endpoint's keys and runs in PostgreSQL need"
+        self._parameters = postgres_server.parameters_of(url, needed_by=needed_by)
+        self.location = postgres_server.location_of(self._parameters)
         self._greet = greet
         self._using = new_lock()
         self._connection: Connection | None = None
         track(self)
 
     def after_fork(self) -> None:
-        # Closing the connection would end the parent's session.
+        # Closing it would end the parent's session.
         abandon(self._connection)
         self._connection = None
 
     def run(
         self, operation: Callable[[Connection], T], *, is_repeatable: bool = True, patience_s: float = PATIENCE_S
     ) -> T:
-        """Run an operation in a transaction, again after the server was lost.
+        """Run an operation in a transaction, and repeat it after the server was lost.
 
-        `is_repeatable` means that two runs have the effect of one. Otherwise it runs only once, because a lost server
-        may have committed it.
+        An operation that is not repeatable runs once, because a lost server may have committed it.
         """
 
         def attempt(begin: Callable[[], None]) -> T:
@@ -312,12 +271,15 @@ class EndpointDatabase:
                 with connection.transaction():
                     return operation(connection)
 
-        return try_patiently(
-            attempt, location=self.location, patience_s=patience_s, is_repeatable=is_repeatable, failure=self._failure
+        def failure(error: BaseException) -> EnsembleError:
+            why, advice = postgres_server.first_line(error), postgres_server.advice_for(error, schema=_SCHEMA)
+            return EnsembleError(f"Cannot use the database {self.location}: {why}. {advice}")
+
+        return postgres_server.try_patiently(
+            attempt, location=self.location, patience_s=patience_s, is_repeatable=is_repeatable, failure=failure
         )
 
     def close(self) -> None:
-        """Close the connection; the next operation opens it again."""
         with self._using:
             if self._connection is not None:
                 self._connection.close()
@@ -331,7 +293,7 @@ class EndpointDatabase:
         connection = psycopg.connect(**self._parameters, autocommit=True)
         try:
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.execute(SET_SESSION, [list(_SESSION), list(_SESSION.values())])
+            connection.execute(postgres_server.SET_SESSION, [list(_SESSION), list(_SESSION.values())])
             _ensure_tables(connection, self.location)
             if self._greet is not None:
                 self._greet(connection)
@@ -341,22 +303,18 @@ class EndpointDatabase:
         self._connection = connection
         return connection
 
-    def _failure(self, error: BaseException) -> EnsembleError:
-        advice = advice_for(error, schema=_SCHEMA)
-        return EnsembleError(f"Cannot use the database {self.location}: {first_line(error)}. {advice}")
-
 
 def _ensure_tables(connection: Connection, location: str) -> None:
-    """Create the tables unless they exist; several processes may do so concurrently."""
+    """Create the tables unless they exist. Several processes may do so concurrently."""
     if _has_tables(connection, location):
         return
     if (encoding := _value(connection, "SELECT current_setting('server_encoding')")) != "UTF8":
         raise EnsembleError(f"The database {location} has the encoding {encoding}: endpoints need one with UTF8")
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATION_LOCK])
-        if _has_tables(connection, location):  # another process was faster
+        if _has_tables(connection, location):
             return
-        if not _value(connection, _HAS_SCHEMA):  # the user may lack the right to create it
+        if not _value(connection, _HAS_SCHEMA):  # the user may lack the right
             connection.execute("CREATE SCHEMA ensemble_ray_endpoint")
         connection.execute(_TABLES)
         connection.execute("INSERT INTO ensemble_ray_endpoint.version VALUES (%s)", [_VERSION])

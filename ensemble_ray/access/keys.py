@@ -1,7 +1,6 @@
-"""API keys: creation, digests, and the document that stores them.
+"""API keys, of which only digests are stored.
 
-Only the digest of a key is stored. A key has 256 random bits, so a plain SHA-256 is as safe as a slow hash of a
-password, which would only delay each request.
+A key has 256 random bits, so a plain SHA-256 is as safe as a slow hash, which would delay each request.
 """
 
 from __future__ import annotations
@@ -20,43 +19,39 @@ from ensemble_ray.values.value import RateLimit
 
 
 class Right(StrEnum):
-    """One permission of a caller; none of them includes another."""
+    """One permission of a caller. None includes another."""
 
     #: start and cancel runs
     RUN = "run"
-    #: read teams and runs
     READ = "read"
-    #: decide at review gates
     REVIEW = "review"
     ADMIN = "admin"
 
 
-#: All teams, including teams of later deployments.
+#: Includes teams of later deployments.
 ALL_TEAMS = "*"
-#: Prefix by which people and secret scanners recognize a key.
+#: People and secret scanners recognize it.
 _PREFIX = "erk_"
-_RANDOM_BYTES = 32
 _KEY = re.compile(r"erk_[A-Za-z0-9_-]{43}")
-#: Names appear in logs, and as prefixes of idempotency keys with a colon.
+#: Names are prefixes of idempotency keys, with a colon.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _PERIODS_S = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|min|h)")
 _VERSION = 1
-#: Keys of one document; each request is compared with all of them.
+#: Each request is compared with all keys.
 _MOST_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     name: str
-    #: SHA-256 of the key, in hexadecimal digits
+    #: SHA-256, hexadecimal
     digest: str
-    #: its last four characters, by which its owner recognizes it
+    #: for its owner to recognize it
     last_four: str
     rights: frozenset[Right]
-    #: names of the allowed teams; None: all
+    #: None: all
     teams: frozenset[str] | None
-    #: None: unlimited
     rate: RateLimit | None
     created_at: datetime
 
@@ -64,7 +59,7 @@ class ApiKey:
 def new_key(
     name: str, *, rights: frozenset[Right], teams: Iterable[str], rate: RateLimit | None, created_at: datetime
 ) -> tuple[str, ApiKey]:
-    """Return the text of a new key, and its stored part. `*` in `teams` means all; no rate means unlimited."""
+    """Return the text of a new key, and its stored part. `*` in `teams` means all."""
     if _NAME.fullmatch(name) is None:
         raise ValidationError(
             f"A key's name has up to 64 letters, digits and '.', '_', '@', '-', and begins with a letter or a digit, got: {name!r}"
@@ -74,7 +69,7 @@ def new_key(
     chosen = frozenset(each.strip() for each in teams if each.strip())
     if not chosen:
         raise ValidationError(f"Key '{name}' has no teams. Name them, or say '{ALL_TEAMS}' for all")
-    text = f"{_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}"
+    text = f"{_PREFIX}{secrets.token_urlsafe(32)}"
     return text, ApiKey(
         name=name,
         digest=digest_of(text),
@@ -105,7 +100,7 @@ def parse_rights(names: Iterable[str]) -> frozenset[Right]:
 
 
 def parse_rate(text: str) -> RateLimit:
-    """Return the rate of a text such as `60/min`.
+    """Return the rate of a text.
 
     Examples:
         >>> parse_rate("60/min").requests
@@ -118,12 +113,10 @@ def parse_rate(text: str) -> RateLimit:
 
 
 def render_rate(rate: RateLimit) -> str:
-    """Return a rate as text, in the form of `parse_rate` if its period has a unit."""
+    """Return a rate in the form of `parse_rate` if its period has a unit."""
     seconds = rate.period.total_seconds()
-    return next(
-        (f"{rate.requests}/{unit}" for unit, each in _PERIODS_S.items() if each == seconds),
-        f"{rate.requests}/{seconds:g}s",
-    )
+    period = next((unit for unit, each in _PERIODS_S.items() if each == seconds), f"{seconds:g}s")
+    return f"{rate.requests}/{period}"
 
 
 def write_document(keys: Sequence[ApiKey]) -> str:
@@ -131,7 +124,7 @@ def write_document(keys: Sequence[ApiKey]) -> str:
 
 
 def read_document(content: str | bytes) -> list[ApiKey]:
-    """Return the keys of a document, in its order; raise `ValueError` or `ValidationError` if it is damaged."""
+    """Return the keys of a document; raise `ValueError` or `ValidationError` if it is damaged."""
     match json.loads(content):
         case {"version": version, "keys": [*keys]} if version == _VERSION:
             return [_key_of(each) for each in keys]
@@ -169,7 +162,7 @@ def _data_of(key: ApiKey) -> dict[str, object]:
 
 
 def _key_of(data: object) -> ApiKey:
-    """Return a key; a missing field or a wrong type is an error, and never grants more rights."""
+    """Return a key. A missing field or a wrong type is an error, and never grants more rights."""
     match data:
         case {
             "name": str(name),

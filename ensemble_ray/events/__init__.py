@@ -1,7 +1,4 @@
-"""Events for listeners, streams and the command line: projections of facts.
-
-Every event is immutable (S-EVT-5) and names its run and instance. Records, metrics and traces are folded from facts.
-"""
+"""Events for listeners, streams and the command line: immutable projections of facts (S-EVT-5)."""
 
 from __future__ import annotations
 
@@ -19,33 +16,12 @@ from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import RunTracing, TaskTrace, TraceParent, jsonable
 
 __all__ = [
-    "EVENT_TYPES",
-    "TRACED_EVENTS",
-    "DelegationCompletedEvent",
-    "DelegationFailedEvent",
-    "DelegationStartedEvent",
-    "EnsembleCompletedEvent",
-    "EnsembleStartedEvent",
-    "Event",
-    "FileChangedEvent",
-    "GraphStateCompletedEvent",
-    "LlmIterationCompletedEvent",
-    "LlmIterationStartedEvent",
-    "LoopIterationCompletedEvent",
-    "RunTracedEvent",
-    "RunTracer",
-    "TaskCompleteEvent",
-    "TaskFailedEvent",
-    "TaskInputEvent",
-    "TaskReflectedEvent",
-    "TaskStartEvent",
-    "TaskTracedEvent",
-    "TokenEvent",
-    "ToolCallEvent",
-    "ToolCallRequest",
-]
-
-#: A tool request of an LLM iteration in an event: the model's request.
+    "EVENT_TYPES", "TRACED_EVENTS", "DelegationCompletedEvent", "DelegationFailedEvent", "DelegationStartedEvent",
+    "EnsembleCompletedEvent", "EnsembleStartedEvent", "Event", "FileChangedEvent", "GraphStateCompletedEvent",
+    "LlmIterationCompletedEvent", "LlmIterationStartedEvent", "LoopIterationCompletedEvent", "RunTracedEvent",
+    "RunTracer", "TaskCompleteEvent", "TaskFailedEvent", "TaskInputEvent", "TaskReflectedEvent", "TaskStartEvent",
+    "TaskTracedEvent", "TokenEvent", "ToolCallEvent", "ToolCallRequest",
+]  # fmt: skip
 ToolCallRequest = ToolCall
 
 
@@ -53,14 +29,14 @@ ToolCallRequest = ToolCall
 class Event:
     """Root of all events."""
 
-    #: name of the listener method that receives it; also the event's name in JSON
+    #: listener method that receives it
     method: ClassVar[str] = ""
     run_id: str = ""
-    #: execution of a task, such as `facts#0`; empty for events of the run itself
+    #: such as `facts#0`; empty for events of the run itself
     instance: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON-able form: `event` is the listener method without `on_`."""
+        """Return a JSON-able form. `event` is the listener method without `on_`."""
         fields = {field.name: jsonable(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"event": self.method.removeprefix("on_"), **fields}
 
@@ -150,7 +126,7 @@ class TaskInputEvent(Event):
     agent_background: str | None
     tool_names: Sequence[str]
     assembled_context: str
-    #: cuts of a context budget in the first request: `Writer cut by 1,200 of 2,000 tokens`
+    #: such as `Writer cut by 1,200 of 2,000 tokens`
     context_cuts: Sequence[str] = ()
 
 
@@ -167,7 +143,7 @@ class LlmIterationStartedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmIterationCompletedEvent(Event):
-    """A model call ended. Unknown token counts are 0 here."""
+    """A model call ended. Unknown token counts are 0."""
 
     method: ClassVar[str] = "on_llm_iteration_completed"
     agent_role: str
@@ -179,22 +155,21 @@ class LlmIterationCompletedEvent(Event):
     input_tokens: int
     output_tokens: int
     latency: timedelta
-    #: why the model stopped, in the provider's word; `length` if the answer was cut off; None: unknown
+    #: the provider's word; `length` if the answer was cut off; None: unknown
     finish_reason: str | None = None
-    #: the model's reasoning, separate from its answer
     reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent(Event):
-    """A streamed fragment. `iteration` distinguishes the turns of a tool loop."""
+    """A streamed fragment. `iteration` is the turn of the tool loop."""
 
     method: ClassVar[str] = "on_token"
     token: str
     agent_role: str
     task_description: str
     iteration: int = 0
-    #: whether it belongs to the model's reasoning instead of its answer (S-LLM-2)
+    #: part of the model's reasoning (S-LLM-2)
     is_reasoning: bool = False
 
 
@@ -203,7 +178,7 @@ class DelegationStartedEvent(Event):
     """Work is delegated, after guards and policies. `instance` is the delegating task's."""
 
     method: ClassVar[str] = "on_delegation_started"
-    #: `task_id` of the request; the same in the delegation's other event (S-DEL-50)
+    #: `task_id` of the request (S-DEL-50)
     delegation_id: str
     delegating_agent_role: str
     worker_role: str
@@ -234,7 +209,7 @@ class DelegationFailedEvent(Event):
     delegating_agent_role: str
     worker_role: str
     failure_reason: str
-    #: error of the worker; None for a refusal (S-DEL-51)
+    #: None for a refusal (S-DEL-51)
     cause: BaseException | None
     response: DelegationResponse
     duration: timedelta
@@ -262,7 +237,7 @@ class LoopIterationCompletedEvent(Event):
     #: 1-based
     iteration_number: int
     max_iterations: int
-    #: by body key, in body order
+    #: by body key, in order
     iteration_outputs: Mapping[str, TaskOutput]
     iteration_duration: timedelta
 
@@ -290,67 +265,52 @@ class TaskReflectedEvent(Event):
     method: ClassVar[str] = "on_task_reflected"
     task_description: str
     reflection: TaskReflection
-    #: whether the store had no earlier reflection on the task
     is_first_reflection: bool
 
 
-#: Listener method -> event type, in the order of registration of `on_*` listeners (S-EVT-2).
+#: By listener method, in the order of registration (S-EVT-2).
 EVENT_TYPES: Mapping[str, type[Event]] = {
     event_type.method: event_type
     for event_type in (
-        EnsembleStartedEvent,
-        EnsembleCompletedEvent,
-        TaskStartEvent,
-        TaskCompleteEvent,
-        TaskFailedEvent,
-        ToolCallEvent,
-        TaskInputEvent,
-        LlmIterationStartedEvent,
-        LlmIterationCompletedEvent,
-        TokenEvent,
-        DelegationStartedEvent,
-        DelegationCompletedEvent,
-        DelegationFailedEvent,
-        FileChangedEvent,
-        LoopIterationCompletedEvent,
-        GraphStateCompletedEvent,
-        TaskReflectedEvent,
+        *(EnsembleStartedEvent, EnsembleCompletedEvent, TaskStartEvent, TaskCompleteEvent, TaskFailedEvent),
+        *(ToolCallEvent, TaskInputEvent, LlmIterationStartedEvent, LlmIterationCompletedEvent, TokenEvent),
+        *(DelegationStartedEvent, DelegationCompletedEvent, DelegationFailedEvent, FileChangedEvent),
+        *(LoopIterationCompletedEvent, GraphStateCompletedEvent, TaskReflectedEvent),
     )
 }
 
 
-# Events for listeners that trace runs. Event streams do not contain them, and they are built only if a listener traces the run.
+# Built only if a listener traces the run; not in event streams.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTracedEvent(Event):
-    """An execution of a task ended, with any status; delegated work has its own event."""
+    """An execution of a task ended, with any status. Delegated work has its own event."""
 
     method: ClassVar[str] = "on_task_traced"
     tracing: RunTracing
     trace: TaskTrace
     #: `completed`, `failed`, `exited` or `cancelled`
     status: str
-    #: class of the error; empty if the task did not fail
+    #: empty if the task did not fail
     error_type: str = ""
-    #: text of the error
     error_message: str = ""
-    #: the models' ids of their tool requests, by model call and request
+    #: the models' ids, by model call and request
     call_ids: Sequence[Sequence[str]] = ()
-    #: whether a function executed the task instead of an agent
+    #: executed by a function instead of an agent
     is_handler: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTracedEvent(Event):
-    """A run ended. It follows the events of all tasks; a refused run has none."""
+    """A run ended, after the events of all tasks. A refused run has none."""
 
     method: ClassVar[str] = "on_run_traced"
     tracing: RunTracing
     workflow: str
-    #: name of the team; empty if it has none
+    #: empty if the team has no name
     name: str
-    #: start of this beginning of the run, Unix time, s
+    #: Unix time, s, of this beginning of the run
     started_at: float
     ended_at: float
     exit_reason: ExitReason
@@ -358,7 +318,6 @@ class RunTracedEvent(Event):
     error_message: str = ""
 
 
-#: Listener method -> event type, for the events that streams do not contain.
 TRACED_EVENTS: Mapping[str, type[Event]] = {each.method: each for each in (TaskTracedEvent, RunTracedEvent)}
 
 

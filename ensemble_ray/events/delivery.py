@@ -1,6 +1,6 @@
-"""Delivers events to listeners. Each listener has its own queue and thread, so none delays the run (S-SET-32, S-PAR-42).
+"""Delivers events to listeners. Each listener has its own queue and thread (S-SET-32, S-PAR-42).
 
-Errors of listeners are only logged (S-EVT-3); KeyboardInterrupt ends the run (S-SET-27).
+Errors of listeners are only logged (S-EVT-3). KeyboardInterrupt ends the run (S-SET-27).
 """
 
 from __future__ import annotations
@@ -11,42 +11,21 @@ import inspect
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from ensemble_ray.events import (
-    EVENT_TYPES,
-    TRACED_EVENTS,
-    DelegationCompletedEvent,
-    DelegationFailedEvent,
-    DelegationStartedEvent,
-    EnsembleCompletedEvent,
-    EnsembleStartedEvent,
-    Event,
-    FileChangedEvent,
-    GraphStateCompletedEvent,
-    LlmIterationCompletedEvent,
-    LlmIterationStartedEvent,
-    LoopIterationCompletedEvent,
-    TaskCompleteEvent,
-    TaskFailedEvent,
-    TaskInputEvent,
-    TaskReflectedEvent,
-    TaskStartEvent,
-    TokenEvent,
-    ToolCallEvent,
-)
+from ensemble_ray import events
+from ensemble_ray.events import EVENT_TYPES, TRACED_EVENTS, EnsembleCompletedEvent, EnsembleStartedEvent, Event
 from ensemble_ray.process.concurrency import library_loop, submit
 from ensemble_ray.process.context import bounded_logger, log_context
 from ensemble_ray.values.outputs import ExitReason
 
 
 class EnsembleListener:
-    """Base class of listeners: override the methods that you need; by default they have no effect.
+    """Base class of listeners: override the methods that you need.
 
-    Methods may be `async`; they then run on the delivery thread's loop. If the attribute `trace_id` is not None, the
-    run's trace contains it.
+    Methods may be `async`; they run on the delivery thread's loop. An attribute `trace_id` becomes part of the run's trace.
     """
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
@@ -55,63 +34,63 @@ class EnsembleListener:
     def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> object:
         """React to the end of a run without failure."""
 
-    def on_task_start(self, event: TaskStartEvent) -> object:
+    def on_task_start(self, event: events.TaskStartEvent) -> object:
         """React to the start of a task."""
 
-    def on_task_complete(self, event: TaskCompleteEvent) -> object:
+    def on_task_complete(self, event: events.TaskCompleteEvent) -> object:
         """React to the success of a task."""
 
-    def on_task_failed(self, event: TaskFailedEvent) -> object:
+    def on_task_failed(self, event: events.TaskFailedEvent) -> object:
         """React to the failure of a task."""
 
-    def on_tool_call(self, event: ToolCallEvent) -> object:
+    def on_tool_call(self, event: events.ToolCallEvent) -> object:
         """React to an executed tool call."""
 
-    def on_task_input(self, event: TaskInputEvent) -> object:
+    def on_task_input(self, event: events.TaskInputEvent) -> object:
         """React to built prompts, before the first model call."""
 
-    def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> object:
+    def on_llm_iteration_started(self, event: events.LlmIterationStartedEvent) -> object:
         """React to the start of a model call."""
 
-    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> object:
+    def on_llm_iteration_completed(self, event: events.LlmIterationCompletedEvent) -> object:
         """React to the end of a model call."""
 
-    def on_token(self, event: TokenEvent) -> object:
+    def on_token(self, event: events.TokenEvent) -> object:
         """React to a fragment of a streamed answer."""
 
-    def on_delegation_started(self, event: DelegationStartedEvent) -> object:
+    def on_delegation_started(self, event: events.DelegationStartedEvent) -> object:
         """React to the start of a delegation."""
 
-    def on_delegation_completed(self, event: DelegationCompletedEvent) -> object:
+    def on_delegation_completed(self, event: events.DelegationCompletedEvent) -> object:
         """React to the answer of a worker."""
 
-    def on_delegation_failed(self, event: DelegationFailedEvent) -> object:
-        """React to a delegation that was refused, or whose worker failed."""
+    def on_delegation_failed(self, event: events.DelegationFailedEvent) -> object:
+        """React to a refused or failed delegation."""
 
-    def on_file_changed(self, event: FileChangedEvent) -> object:
+    def on_file_changed(self, event: events.FileChangedEvent) -> object:
         """React to a file written by a file tool."""
 
-    def on_loop_iteration_completed(self, event: LoopIterationCompletedEvent) -> object:
-        """React to the end of an iteration of a loop, before its predicate is evaluated."""
+    def on_loop_iteration_completed(self, event: events.LoopIterationCompletedEvent) -> object:
+        """React to the end of an iteration, before the loop's predicate."""
 
-    def on_graph_state_completed(self, event: GraphStateCompletedEvent) -> object:
-        """React to the end of a step of a graph, after the next state is chosen."""
+    def on_graph_state_completed(self, event: events.GraphStateCompletedEvent) -> object:
+        """React to the end of a step of a graph."""
 
-    def on_task_reflected(self, event: TaskReflectedEvent) -> object:
-        """React to a stored reflection on a task's output."""
+    def on_task_reflected(self, event: events.TaskReflectedEvent) -> object:
+        """React to a stored reflection on an output."""
 
 
 @runtime_checkable
 class RunEndListener(Protocol):
-    """A listener that is notified after the last event of a run, also if the run failed (S-EVT-23)."""
+    """A listener that is notified after the last event of any run (S-EVT-23)."""
 
     def on_run_ended(self, run_id: str, exit_reason: ExitReason, /) -> object:
-        """React to the end of the run, after all of its events."""
+        """React to the end of the run."""
         ...
 
 
 def wanted_by(listener: object) -> frozenset[str]:
-    """Return the listener methods that it overrides or has; it needs no events of other types."""
+    """Return the listener methods that it overrides or has."""
     wanted: set[str] = set()
     for method in EVENT_TYPES:
         own = getattr(type(listener), method, None) or getattr(listener, method, None)
@@ -122,7 +101,7 @@ def wanted_by(listener: object) -> frozenset[str]:
 
 
 def call_listener(listener: object, event: Event) -> object:
-    """Call the listener's method for that event and return its result, possibly an awaitable."""
+    """Call the listener's method and return its result, possibly an awaitable."""
     method = getattr(listener, event.method)
     if isinstance(event, EnsembleStartedEvent):
         return method(event.ensemble_id, event.workflow, event.total_tasks)
@@ -140,7 +119,7 @@ class _Recipient:
         self._listener = listener
         self._fields = fields
         self._on_interrupt = on_interrupt
-        #: events, callbacks that run in order between them, and None at the end
+        #: callbacks run between events; None is the end
         self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.done = threading.Event()
@@ -167,25 +146,17 @@ class _Recipient:
     def _call_guarded(self, name: str, function: Callable[..., object], *arguments: object) -> None:
         try:
             outcome = function(*arguments)
-            if inspect.isawaitable(outcome):  # it runs on this thread's loop (S-SET-33)
+            if inspect.isawaitable(outcome):  # S-SET-33
                 self._loop = self._loop or asyncio.new_event_loop()
-                self._loop.run_until_complete(_finish(outcome))
+                self._loop.run_until_complete(asyncio.ensure_future(outcome, loop=self._loop))
         except Exception:  # noqa: BLE001  S-EVT-3: errors of a listener do not spread
             _log.warning("Listener %s.%s raised", type(self._listener).__name__, name, exc_info=True)
         except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
             self._on_interrupt(stop)
 
 
-async def _finish(outcome: Awaitable[object]) -> None:
-    await outcome
-
-
-def _ignore(_stop: BaseException) -> None:
-    pass
-
-
 class Delivery:
-    """The listeners of one run. A `RunEventSink`: queues events in order and waits for delivery only on request."""
+    """The listeners of one run, as a `RunEventSink` that waits for delivery only on request."""
 
     def __init__(
         self,
@@ -194,7 +165,8 @@ class Delivery:
         fields: dict[str, str] | None = None,
         on_interrupt: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self._recipients = [_Recipient(listener, dict(fields or {}), on_interrupt or _ignore) for listener in listeners]
+        stop = on_interrupt or (lambda _stop: None)
+        self._recipients = [_Recipient(listener, dict(fields or {}), stop) for listener in listeners]
         self.interest: frozenset[str] = frozenset[str]().union(*(r.wanted for r in self._recipients))
 
     def wants(self, event_type: type[Event]) -> bool:
@@ -208,7 +180,7 @@ class Delivery:
                 recipient.put(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return when the listeners to these types have received all events queued so far (S-SET-30)."""
+        """Return when listeners to these types have received all queued events (S-SET-30)."""
         methods = {event_type.method for event_type in event_types}
         loop = asyncio.get_running_loop()
         for recipient in self._recipients:
@@ -218,7 +190,7 @@ class Delivery:
                 await reached
 
     def end(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Queue the end of the run after all events, for each `RunEndListener`."""
+        """Notify each `RunEndListener` after all events."""
         for recipient in self._recipients:
             recipient.put_end(run_id, exit_reason)
 
@@ -232,7 +204,6 @@ class Delivery:
 
 
 async def _wait(done: threading.Event) -> None:
-    """Wait for a thread's event without blocking the loop."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -245,13 +216,12 @@ async def _wait(done: threading.Event) -> None:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
-    """Resolve the future from another thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
 
 
 class _Callbacks:
-    """One `on_*` callable as a listener: an object with a method for each kind of event it was registered for."""
+    """A callable as a listener, with a method for each kind of event."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
@@ -260,15 +230,14 @@ class _Callbacks:
 def listeners_of(
     listeners: Sequence[object], callbacks: Mapping[str, tuple[Callable[..., object], ...]]
 ) -> tuple[object, ...]:
-    """Return all listeners in order: the objects, then the `on_*` callables by method, in table order (S-EVT-2).
+    """Return the listeners, then the callables by method (S-EVT-2).
 
-    A callable that is registered for several kinds of events is one listener and receives them in their order
-    (S-EVT-22). If it is registered twice for the same kind, it is called twice.
+    A callable for several kinds of events is one listener (S-EVT-22). Two registrations for one kind mean two calls.
     """
     added: list[_Callbacks] = []
     for method, functions in callbacks.items():
         for function in functions:
-            # Each attribute access creates a new bound method: equal, but not identical.
+            # Bound methods are equal, but not identical.
             mine = (each for each in added if each.function == function and not hasattr(each, method))
             listener = next(mine, None)
             if listener is None:
@@ -277,7 +246,7 @@ def listeners_of(
     return (*listeners, *added)
 
 
-#: Events stored for late readers; older ones are dropped and counted.
+#: Events for late readers.
 KEPT_EVENTS = 10_000
 
 
@@ -285,12 +254,7 @@ class EventLog:
     """Stores a run's events and wakes its readers. Thread-safe."""
 
     def __init__(self, *, is_open: bool, kept: int | None = None) -> None:
-        """Create an empty log.
-
-        Args:
-            is_open: False: the log has no readers and stores no events.
-            kept: Number of events to store, older ones are dropped; None: `KEPT_EVENTS`.
-        """
+        """Create a log that stores the newest `kept` events, or none if it is not open."""
         self._is_open = is_open
         self._most = KEPT_EVENTS if kept is None else kept
         self._kept: deque[Event] = deque()
@@ -301,7 +265,7 @@ class EventLog:
 
     @property
     def interest(self) -> frozenset[str]:
-        """The event types that readers receive: all or none."""
+        """The event types that readers receive."""
         return frozenset(EVENT_TYPES) if self._is_open else frozenset()
 
     def wants(self, event_type: type[Event]) -> bool:
@@ -326,7 +290,7 @@ class EventLog:
             self._wake()
 
     def stream(self) -> EventStream:
-        """Return a new reader that starts at the oldest stored event."""
+        """Return a reader that starts at the oldest stored event."""
         return EventStream(self)
 
     def read(self, cursor: int) -> tuple[list[Event], int, bool]:
@@ -342,10 +306,7 @@ class EventLog:
             self._changed.wait_for(lambda: self._is_closed or self._first + len(self._kept) > cursor)
 
     async def wait_until_changed(self, cursor: int, *, timeout_s: float | None = None) -> bool:
-        """Return True when there are events after the cursor or the log is closed, False after the timeout.
-
-        Must run on the library's loop.
-        """
+        """Wait on the library's loop; False: the timeout was first."""
         waiter = asyncio.Event()
         with self._changed:
             self._waiters.add(waiter)

@@ -1,7 +1,4 @@
-"""The messages of file 27 about runs, built from live events or from records: a type and JSON data.
-
-Instants are ISO-8601 in UTC, durations are whole milliseconds.
-"""
+"""Messages of file 27 about runs, from live events or records. Instants are ISO-8601 in UTC, durations whole milliseconds."""
 
 from __future__ import annotations
 
@@ -9,25 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self, cast
 
+from ensemble_ray import events
 from ensemble_ray.errors import message_of
-from ensemble_ray.events import (
-    DelegationCompletedEvent,
-    DelegationFailedEvent,
-    DelegationStartedEvent,
-    EnsembleCompletedEvent,
-    EnsembleStartedEvent,
-    Event,
-    GraphStateCompletedEvent,
-    LlmIterationCompletedEvent,
-    LlmIterationStartedEvent,
-    LoopIterationCompletedEvent,
-    TaskCompleteEvent,
-    TaskFailedEvent,
-    TaskInputEvent,
-    TaskStartEvent,
-    TokenEvent,
-    ToolCallEvent,
-)
 from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.trace import jsonable
@@ -41,7 +21,6 @@ class Message(NamedTuple):
 
     #: such as `task_started`
     type: str
-    #: JSON data
     data: dict[str, object]
 
 
@@ -68,33 +47,25 @@ class ShownTask:
 
 
 def instant(at: float) -> str:
-    """Return a time, Unix time in s, in the form of messages."""
+    """Render a Unix time, s."""
     return utc_of(at).isoformat().replace("+00:00", "Z")
 
 
 def milliseconds(seconds: float) -> int:
-    """Return a duration in the form of messages."""
+    """Render a duration."""
     return max(0, round(seconds * 1000))
 
 
-# Runs.
-
-
 def ensemble_started(run_id: str, *, at: float, total_tasks: int, workflow: str) -> Message:
-    """Return the message that a run started."""
-    data: dict[str, object] = {
-        "ensemble_id": run_id,
-        "started_at": instant(at),
-        "total_tasks": total_tasks,
-        "workflow": workflow,
-    }
+    """Report that a run started."""
+    data = {"ensemble_id": run_id, "started_at": instant(at), "total_tasks": total_tasks, "workflow": workflow}
     return Message("ensemble_started", data)
 
 
 def ensemble_completed(
     run_id: str, *, at: float, duration_s: float, exit_reason: str, total_tokens: int, total_tool_calls: int
 ) -> Message:
-    """Return the message that a run ended, with any result."""
+    """Report that a run ended, with any result."""
     data: dict[str, object] = {
         "ensemble_id": run_id,
         "completed_at": instant(at),
@@ -106,16 +77,13 @@ def ensemble_completed(
     return Message("ensemble_completed", data)
 
 
-# Tasks.
-
-
 def task_started(task: ShownTask, *, at: float) -> Message:
-    """Return the message that a task started."""
+    """Report that a task started."""
     return Message("task_started", {**task.data, "started_at": instant(at)})
 
 
 def task_completed(task: ShownTask, *, at: float, duration_s: float, token_count: int, tool_call_count: int) -> Message:
-    """Return the message that a task succeeded; `token_count` is -1 if unknown (S-WEB-34)."""
+    """Report that a task succeeded; `token_count` is -1 if unknown (S-WEB-34)."""
     data = {
         **task.data,
         "completed_at": instant(at),
@@ -127,7 +95,7 @@ def task_completed(task: ShownTask, *, at: float, duration_s: float, token_count
 
 
 def task_failed(task: ShownTask, *, at: float, reason: str) -> Message:
-    """Return the message that a task failed (S-WEB-35)."""
+    """Report that a task failed (S-WEB-35)."""
     data = task.data
     del data["total_tasks"]
     return Message("task_failed", {**data, "failed_at": instant(at), "reason": reason or _UNKNOWN})
@@ -145,7 +113,7 @@ def tool_called(
     structured_result: object,
     instance: str,
 ) -> Message:
-    """Return the message that a tool was called (S-WEB-36)."""
+    """Report that a tool was called (S-WEB-36)."""
     data: dict[str, object] = {
         "agent_role": agent_role,
         "task_index": task_index,
@@ -173,7 +141,7 @@ def llm_iteration_completed(
     instance: str,
     reasoning: str | None = None,
 ) -> Message:
-    """Return the message that a model answered; unknown token counts are 0 (S-EVT-16)."""
+    """Report that a model answered; unknown token counts are 0 (S-EVT-16)."""
     data: dict[str, object] = {
         "agent_role": agent_role,
         "task_description": task_description,
@@ -190,32 +158,26 @@ def llm_iteration_completed(
     return Message("llm_iteration_completed", data)
 
 
-# Delegated work.
-
-
 def delegation_started(asked: Mapping[str, object], *, task_description: str) -> Message:
-    """Return the message that work was delegated; `asked` has the id, both roles and the delegating instance."""
+    """Report that work was delegated. `asked` has the id, both roles and the instance."""
     return Message("delegation_started", {**asked, "task_description": task_description})
 
 
 def delegation_completed(asked: Mapping[str, object], *, duration_s: float) -> Message:
-    """Return the message that a worker answered."""
+    """Report that a worker answered."""
     return Message("delegation_completed", {**asked, "duration_ms": milliseconds(duration_s)})
 
 
 def delegation_failed(asked: Mapping[str, object], *, duration_s: float, reason: str) -> Message:
-    """Return the message that a delegation was refused or its worker failed."""
+    """Report that a delegation was refused or its worker failed."""
     data = {**asked, "duration_ms": milliseconds(duration_s), "reason": reason or _UNKNOWN}
     return Message("delegation_failed", data)
-
-
-# Rounds of units.
 
 
 def loop_iteration_completed(
     *, name: str, number: int, most: int, outputs: Mapping[str, str], duration_s: float, instance: str
 ) -> Message:
-    """Return the message that a loop finished an iteration (S-LOOP-107); outputs are texts by body key."""
+    """Report that a loop finished an iteration (S-LOOP-107), with texts by body key."""
     data: dict[str, object] = {
         "loop_name": name,
         "iteration_number": number,
@@ -230,7 +192,7 @@ def loop_iteration_completed(
 def graph_state_completed(
     *, name: str, state: str, number: int, most: int, output: str, next_state: str, duration_s: float, instance: str
 ) -> Message:
-    """Return the message that a graph finished a step and chose the next state (S-GRAPH-75)."""
+    """Report that a graph finished a step and chose the next state (S-GRAPH-75)."""
     data: dict[str, object] = {
         "graph_name": name,
         "state_name": state,
@@ -244,9 +206,6 @@ def graph_state_completed(
     return Message("graph_state_completed", data)
 
 
-# Reviews.
-
-
 def review_requested(
     *,
     review_id: str,
@@ -258,7 +217,7 @@ def review_requested(
     on_timeout: str,
     required_role: str | None,
 ) -> Message:
-    """Return the message that a review was requested; fields that are None are omitted."""
+    """Report that a review was requested. Fields that are None are omitted."""
     timeout_ms = None if timeout_s is None else milliseconds(timeout_s)
     optional = {"prompt": prompt, "timeout_ms": timeout_ms, "required_role": required_role}
     data: dict[str, object] = {
@@ -273,12 +232,12 @@ def review_requested(
 
 
 def review_timed_out(review_id: str, action: str) -> Message:
-    """Return the message that a review timed out, with the resulting action."""
+    """Report that a review timed out, with the resulting action."""
     return Message("review_timed_out", {"review_id": review_id, "action": action})
 
 
 def review_decided(review_id: str, decision: str, by: str) -> Message:
-    """Return the message with a review's decision: `approve`, `edit` or `exit`."""
+    """Report the decision `approve`, `edit` or `exit`."""
     return Message("review_decided", {"review_id": review_id, "decision": decision, "by": by})
 
 
@@ -287,20 +246,15 @@ LAST_TYPE = "ensemble_completed"
 
 
 class Cursor(NamedTuple):
-    """Position of a reader in a run's events: the last event that it received; as text `12.1`."""
+    """The last event that a reader received, as text `12.1`."""
 
-    #: position of a fact in the record
     seq: int = 0
-    #: number of the event among the events of the fact, from 1
+    #: from 1, among the events of the fact
     number: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the cursor that a reader sent back.
-
-        Raises:
-            ValueError: the text is not a cursor.
-        """
+        """Return the cursor that a reader sent back, or raise `ValueError`."""
         seq, _, number = text.partition(".")
         if not (text.isascii() and seq.isdecimal() and number.isdecimal() and len(text) < 40):  # noqa: PLR2004  far above any record
             raise ValueError(f"'{text[:40]}' is no cursor of a run's events")
@@ -314,16 +268,15 @@ class Cursor(NamedTuple):
 class WireEvent:
     """One message about a run."""
 
-    #: type of file 27, such as `task_started`
+    #: such as `task_started`
     type: str
-    #: JSON data
     data: Mapping[str, object]
-    #: None for a message that is only sent live
+    #: None if it is only sent live
     cursor: Cursor | None = None
 
 
-def render_token(event: TokenEvent, at: float) -> WireEvent:
-    """Return the message of a streamed fragment, which is not recorded; `at` is Unix time, s."""
+def render_token(event: events.TokenEvent, at: float) -> WireEvent:
+    """Return the message of a streamed fragment at a Unix time, s. It is not recorded."""
     data: dict[str, object] = {
         "token": event.token,
         "agent_role": event.agent_role,
@@ -345,44 +298,65 @@ class RunMessages:
         self._is_over = False
         self._tokens = 0
         self._tool_calls = 0
-        #: tokens and tool calls by instance, of tasks that have not completed and of delegated work
+        #: by instance, of open tasks and of delegated work
         self._used: dict[str, tuple[int, int]] = {}
 
-    def apply(self, event: Event, at: float) -> Message | None:
-        """Apply the next event and return its message; None for an event without a message.
-
-        Args:
-            event: The event.
-            at: When it was received, Unix time, s.
-        """
+    def apply(self, event: events.Event, at: float) -> Message | None:
+        """Return the message of the next event, received at the Unix time `at`, s, or None."""
         match event:
-            case EnsembleStartedEvent():
+            case events.EnsembleStartedEvent():
                 self._started_at, self._is_over = at, False
                 return ensemble_started(
                     event.ensemble_id, at=at, total_tasks=event.total_tasks, workflow=event.workflow
                 )
-            case EnsembleCompletedEvent():
+            case events.EnsembleCompletedEvent():
                 self._is_over = True
                 return self._end(event.exit_reason.value, at, event.total_duration.total_seconds())
-            case TaskStartEvent() | TaskInputEvent() | TaskCompleteEvent() | TaskFailedEvent():
+            case events.TaskInputEvent():
+                return _task_input(event, at)
+            case events.TaskStartEvent() | events.TaskCompleteEvent() | events.TaskFailedEvent():
                 return self._of_task(event, at)
-            case ToolCallEvent():
-                return _tool_called(event)
-            case DelegationStartedEvent() | DelegationCompletedEvent() | DelegationFailedEvent():
+            case events.ToolCallEvent():
+                return tool_called(
+                    agent_role=event.agent_role,
+                    task_index=event.task_index,
+                    tool_name=event.tool_name,
+                    duration_s=event.duration.total_seconds(),
+                    is_success=event.outcome == "success",
+                    arguments=event.tool_arguments,
+                    result=event.tool_result,
+                    structured_result=jsonable(event.structured_result),
+                    instance=event.instance,
+                )
+            case events.DelegationStartedEvent() | events.DelegationCompletedEvent() | events.DelegationFailedEvent():
                 return _of_delegation(event)
-            case LoopIterationCompletedEvent() | GraphStateCompletedEvent():
-                return _of_round(event)
-            case LlmIterationStartedEvent() | LlmIterationCompletedEvent() | TokenEvent():
-                if isinstance(event, LlmIterationCompletedEvent):
-                    tokens, calls = self._used.get(event.instance, (0, 0))
-                    tokens += event.input_tokens + event.output_tokens
-                    self._used[event.instance] = (tokens, calls + len(event.tool_requests))
-                return _of_model(event, at)
+            case events.LoopIterationCompletedEvent():
+                return loop_iteration_completed(
+                    name=event.loop_name,
+                    number=event.iteration_number,
+                    most=event.max_iterations,
+                    outputs={key: output.raw for key, output in event.iteration_outputs.items()},
+                    duration_s=event.iteration_duration.total_seconds(),
+                    instance=event.instance,
+                )
+            case events.GraphStateCompletedEvent():
+                return graph_state_completed(
+                    name=event.graph_name,
+                    state=event.state_name,
+                    number=event.step_number,
+                    most=event.max_steps,
+                    output=event.output.raw,
+                    next_state=event.next_state,
+                    duration_s=event.step_duration.total_seconds(),
+                    instance=event.instance,
+                )
+            case events.LlmIterationStartedEvent() | events.LlmIterationCompletedEvent() | events.TokenEvent():
+                return self._of_model(event, at)
             case _:
                 return None
 
     def end(self, exit_reason: str, at: float) -> Message | None:
-        """Return the last message of a run; None if it was already returned or the run never started."""
+        """Return the last message of a run that has started and not ended."""
         if self._started_at is None or self._is_over:
             return None
         self._is_over = True
@@ -400,10 +374,8 @@ class RunMessages:
         )
 
     def _of_task(
-        self, event: TaskStartEvent | TaskInputEvent | TaskCompleteEvent | TaskFailedEvent, at: float
+        self, event: events.TaskStartEvent | events.TaskCompleteEvent | events.TaskFailedEvent, at: float
     ) -> Message:
-        if isinstance(event, TaskInputEvent):
-            return _task_input(event, at)
         task = ShownTask(
             index=event.task_index,
             total=event.total_tasks,
@@ -412,11 +384,11 @@ class RunMessages:
             instance=event.instance,
         )
         match event:
-            case TaskStartEvent():
+            case events.TaskStartEvent():
                 return task_started(task, at=at)
-            case TaskFailedEvent():
+            case events.TaskFailedEvent():
                 return task_failed(task, at=at, reason=_reason_of(event.cause))
-            case TaskCompleteEvent(task_output=output):
+            case events.TaskCompleteEvent(task_output=output):
                 tokens = output.metrics.total_tokens
                 self._tokens = add_tokens((self._tokens, tokens))
                 self._tool_calls += output.tool_call_count
@@ -429,12 +401,49 @@ class RunMessages:
                     tool_call_count=output.tool_call_count,
                 )
 
+    def _of_model(
+        self, event: events.LlmIterationStartedEvent | events.LlmIterationCompletedEvent | events.TokenEvent, at: float
+    ) -> Message:
+        match event:
+            case events.LlmIterationStartedEvent():
+                shown = [cast("dict[str, object]", jsonable(each)) for each in event.messages]
+                for each in shown:
+                    each.pop("provider_fields", None)
+                data: dict[str, object] = {
+                    "agent_role": event.agent_role,
+                    "task_description": event.task_description,
+                    "iteration_index": event.iteration_index,
+                    "messages": shown,
+                    "total_message_count": len(shown),
+                    "instance": event.instance,
+                }
+                return Message("llm_iteration_started", data)
+            case events.LlmIterationCompletedEvent():
+                tokens, calls = self._used.get(event.instance, (0, 0))
+                tokens += event.input_tokens + event.output_tokens
+                self._used[event.instance] = (tokens, calls + len(event.tool_requests))
+                return llm_iteration_completed(
+                    agent_role=event.agent_role,
+                    task_description=event.task_description,
+                    iteration_index=event.iteration_index,
+                    text=event.response_text,
+                    tool_calls=event.tool_requests,
+                    input_tokens=event.input_tokens,
+                    output_tokens=event.output_tokens,
+                    latency_s=event.latency.total_seconds(),
+                    instance=event.instance,
+                    reasoning=event.reasoning,
+                )
+            case events.TokenEvent():
+                token = render_token(event, at)
+                return Message(token.type, dict(token.data))
+
 
 def _reason_of(cause: BaseException | None) -> str:
     return "" if cause is None else message_of(cause)
 
 
-def _task_input(event: TaskInputEvent, at: float) -> Message:
+def _task_input(event: events.TaskInputEvent, at: float) -> Message:
     data: dict[str, object] = {
         "task_index": event.task_index,
         "task_description": event.task_description,
@@ -451,21 +460,9 @@ def _task_input(event: TaskInputEvent, at: float) -> Message:
     return Message("task_input", data)
 
 
-def _tool_called(event: ToolCallEvent) -> Message:
-    return tool_called(
-        agent_role=event.agent_role,
-        task_index=event.task_index,
-        tool_name=event.tool_name,
-        duration_s=event.duration.total_seconds(),
-        is_success=event.outcome == "success",
-        arguments=event.tool_arguments,
-        result=event.tool_result,
-        structured_result=jsonable(event.structured_result),
-        instance=event.instance,
-    )
-
-
-def _of_delegation(event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> Message:
+def _of_delegation(
+    event: events.DelegationStartedEvent | events.DelegationCompletedEvent | events.DelegationFailedEvent,
+) -> Message:
     asked: dict[str, object] = {
         "delegation_id": event.delegation_id,
         "delegating_agent_role": event.delegating_agent_role,
@@ -473,67 +470,10 @@ def _of_delegation(event: DelegationStartedEvent | DelegationCompletedEvent | De
         "instance": event.instance,
     }
     match event:
-        case DelegationStartedEvent():
+        case events.DelegationStartedEvent():
             return delegation_started(asked, task_description=event.task_description)
-        case DelegationCompletedEvent():
+        case events.DelegationCompletedEvent():
             return delegation_completed(asked, duration_s=event.duration.total_seconds())
-        case DelegationFailedEvent():
+        case events.DelegationFailedEvent():
             reason = event.failure_reason or _reason_of(event.cause)
             return delegation_failed(asked, duration_s=event.duration.total_seconds(), reason=reason)
-
-
-def _of_round(event: LoopIterationCompletedEvent | GraphStateCompletedEvent) -> Message:
-    match event:
-        case LoopIterationCompletedEvent():
-            return loop_iteration_completed(
-                name=event.loop_name,
-                number=event.iteration_number,
-                most=event.max_iterations,
-                outputs={key: output.raw for key, output in event.iteration_outputs.items()},
-                duration_s=event.iteration_duration.total_seconds(),
-                instance=event.instance,
-            )
-        case GraphStateCompletedEvent():
-            return graph_state_completed(
-                name=event.graph_name,
-                state=event.state_name,
-                number=event.step_number,
-                most=event.max_steps,
-                output=event.output.raw,
-                next_state=event.next_state,
-                duration_s=event.step_duration.total_seconds(),
-                instance=event.instance,
-            )
-
-
-def _of_model(event: LlmIterationStartedEvent | LlmIterationCompletedEvent | TokenEvent, at: float) -> Message:
-    match event:
-        case LlmIterationStartedEvent():
-            shown = [cast("dict[str, object]", jsonable(each)) for each in event.messages]
-            for each in shown:
-                each.pop("provider_fields", None)
-            data: dict[str, object] = {
-                "agent_role": event.agent_role,
-                "task_description": event.task_description,
-                "iteration_index": event.iteration_index,
-                "messages": shown,
-                "total_message_count": len(shown),
-                "instance": event.instance,
-            }
-            return Message("llm_iteration_started", data)
-        case LlmIterationCompletedEvent():
-            return llm_iteration_completed(
-                agent_role=event.agent_role,
-                task_description=event.task_description,
-                iteration_index=event.iteration_index,
-                text=event.response_text,
-                tool_calls=event.tool_requests,
-                input_tokens=event.input_tokens,
-                output_tokens=event.output_tokens,
-                latency_s=event.latency.total_seconds(),
-                instance=event.instance,
-                reasoning=event.reasoning,
-            )
-        case TokenEvent():
-            token = render_token(event, at)
-            return Message(token.type, dict(token.data))

@@ -1,7 +1,7 @@
-"""DrivenRuns: the `RunService` of the process that drives all runs of an endpoint.
+"""The `RunService` of the process that drives all runs of an endpoint.
 
-An accepted run is in the ledger before the client gets its answer, and resumes after a restart. Public methods can be called
-from any event loop; the work is done on the library's loop.
+A run is in the ledger before the client gets its answer, and resumes after a restart. Public methods can be called from any event
+loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
@@ -18,62 +17,34 @@ from typing import Any, TypeVar, cast
 from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
-from ensemble_ray.process.concurrency import SystemClock, bridge, threads
+from ensemble_ray.process.concurrency import bridge, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
+from ensemble_ray.serve.driving import requests, run_driver
 from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
-from ensemble_ray.serve.driving.requests import (
-    EndpointLimits,
-    answer_accepted,
-    answer_repetition,
-    checked_entry,
-    team_of,
-)
-from ensemble_ray.serve.driving.run_driver import (
-    STATUSES,
-    ActiveRun,
-    EndWriter,
-    Outcome,
-    RunQueue,
-    RunsTeam,
-    decide_gate,
-    detail_of,
-    inject_directive,
-    open_gates,
-    open_reviews,
-    outcome_of_defect,
-    recorded_outcome,
-    summary_of,
-    switch_run_model,
-)
+from ensemble_ray.serve.driving.requests import EndpointLimits
+from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunQueue, RunsTeam
 from ensemble_ray.serve.metrics import RunTally, Sample
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.team import ServedTeam
-from ensemble_ray.values.task_output import OutputType
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
-
-
-#: Interval at which `wait` checks whether a run waits for a person, s.
+#: Interval of checks for waiting runs, s.
 _LOOK_S = 1.0
 _log = bounded_logger(__name__)
-#: Delay for clients that were refused because the queue is full, s.
 _RETRY_S = 5
-#: How long the end of a run is held back until the ledger has it, s.
+#: How long an end is held back until the ledger has it, s.
 _STORING_S = 20.0
-#: How long a reader of events waits in one call, s.
 _READ_S = 10.0
 
 
 def _on_library_loop(method: M) -> M:
-    """Make a method callable from any event loop."""
-
     async def call(*args: Any, **options: Any) -> Any:
         return await bridge(method(*args, **options))
 
@@ -86,7 +57,7 @@ def wire_event(event: WireEvent) -> schemas.RunEvent:
 
 
 class DrivenRunViews:
-    """Reads the states of runs. `active` contains a run from before it is in the ledger until its end is there."""
+    """Reads the states of runs. `active` contains a run until its end is in the ledger."""
 
     def __init__(self, ledger: RunLedger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:
         self._ledger = ledger
@@ -99,9 +70,8 @@ class DrivenRunViews:
             return active.entry
         found = await threads.run(self._ledger.find, run_id)
         if found is None:
-            raise Refusal(
-                HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200]
-            )
+            name = run_id[:200]
+            raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{name}'", run_id=name)
         return found
 
     async def detail(self, run_id: str) -> schemas.RunDetail:
@@ -112,14 +82,14 @@ class DrivenRunViews:
             return ended
         active = self._active.get(run_id)
         if active is None:
-            return detail_of(entry, status=RunStatus.INTERRUPTED)
+            return run_driver.detail_of(entry, RunStatus.INTERRUPTED)
         if not active.has_begun:
-            return detail_of(entry, status=RunStatus.ACCEPTED)
+            return run_driver.detail_of(entry, RunStatus.ACCEPTED)
         summary = await self._store().summary(run_id)
-        status = RunStatus.RUNNING if summary is None else STATUSES[summary.state]
+        status = RunStatus.RUNNING if summary is None else run_driver.STATUSES[summary.state]
         if status is not RunStatus.WAITING:
-            status = RunStatus.RUNNING  # the ledger does not have its end yet
-        return detail_of(entry, status=status, reviews=await open_reviews(self._store(), run_id))
+            status = RunStatus.RUNNING  # its end is not in the ledger yet
+        return run_driver.detail_of(entry, status, await run_driver.open_reviews(self._store(), run_id))
 
     async def wait(self, run_id: str, timeout_s: float) -> schemas.RunDetail:
         loop = asyncio.get_running_loop()
@@ -141,17 +111,19 @@ class DrivenRunViews:
             raise Refusal(HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "The cursor is not from a list of runs")
         size = min(size, LARGEST_PAGE)
         before = None if cursor is None else int(cursor)
-        # Before the ledger is read, so that a run that ends in between is read again.
+        # Before the ledger, so that a run that ends in between is read again.
         before_read = set(self._active)
         entries = await self._entries(wanted, before, size + 1)
-        shown = [await self._read_again(each, before_read) for each in entries[:size]]
-        more = str(shown[-1].seq) if len(entries) > size else None
-        return schemas.RunPage(
-            runs=[summary_of(each, is_active=each.run_id in self._active) for each in shown], next_cursor=more
-        )
+        shown: list[LedgerEntry] = []
+        for each in entries[:size]:
+            is_read = each.status.is_final or each.run_id in self._active or each.run_id not in before_read
+            again = None if is_read else await threads.run(self._ledger.find, each.run_id)
+            shown.append(again or each)
+        runs = [run_driver.summary_of(each, is_active=each.run_id in self._active) for each in shown]
+        return schemas.RunPage(runs=runs, next_cursor=str(shown[-1].seq) if len(entries) > size else None)
 
     async def _entries(self, wanted: schemas.RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return entries, newest first, including ends that are not in the ledger yet."""
+        """Return entries, newest first, with ends that are not in the ledger yet."""
         if wanted.status is None or all(active.ended is None for active in self._active.values()):
             entries = await threads.run(self._ledger.page, wanted, before=before, size=size)
             return [self._with_end(each) for each in entries]
@@ -171,12 +143,6 @@ class DrivenRunViews:
             return entry
         return replace(entry, status=active.ended.status, ended_at=active.ended.ended_at, outcome=active.ended)
 
-    async def _read_again(self, entry: LedgerEntry, before_read: set[str]) -> LedgerEntry:
-        """Return an entry with the outcome that was stored after it was read."""
-        if entry.status.is_final or entry.run_id in self._active or entry.run_id not in before_read:
-            return entry
-        return await threads.run(self._ledger.find, entry.run_id) or entry
-
 
 class DrivenRuns:
     """The runs of all teams of an endpoint. `recover` resumes those of an earlier process."""
@@ -194,13 +160,7 @@ class DrivenRuns:
         datasets: DatasetCatalog | None = None,
         on_lost: Callable[[RunExistsError], object] | None = None,
     ) -> None:
-        """Prepare the runs.
-
-        Args:
-            tools: Tools that clients may call and that tasks of requests may name.
-            models: Additional models for runs of all teams to switch to, by name.
-            on_lost: Called on the library's loop when another process owns the ledger, and so drives the runs.
-        """
+        """Prepare the runs. `on_lost` is called on the library's loop when another process owns the ledger."""
         self._teams: dict[str, ServedTeam] = {}
         self._models = models or {}
         self._ledger = ledger
@@ -214,14 +174,14 @@ class DrivenRuns:
         self._queues: dict[str, RunQueue] = {}
         self._accepting = asyncio.Lock()
         self._on_lost = on_lost
-        self._ends = EndWriter(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
+        self._ends = run_driver.EndWriter(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedRecordReader(self._store)
         self._views = DrivenRunViews(ledger, self._active, lambda: self._store)
         for name, team in teams.items():
             self.serve(name, team)
 
     def serve(self, name: str, team: ServedTeam) -> None:
-        """Start to serve a team, or replace it. Runs of the replaced team are not affected."""
+        """Start to serve a team, or replace it for new runs."""
         self._teams[name] = team.with_models(self._models)
         self._queues.setdefault(name, RunQueue(self._limits.max_running, partial(self._tally.set_gauges, name)))
 
@@ -267,7 +227,7 @@ class DrivenRuns:
 
     @_on_library_loop
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ReviewOfEnsemble]:
-        return await open_gates(self._store, self._active, ensembles)
+        return await run_driver.open_gates(self._store, self._active, ensembles)
 
     @_on_library_loop
     async def invoke_tool(self, name: str, body: schemas.ToolCallBody) -> schemas.ToolReply:
@@ -276,15 +236,15 @@ class DrivenRuns:
     @_on_library_loop
     async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
         key = idempotency_key
-        team = team_of(asked.ensemble, self._teams)
+        team = requests.team_of(asked.ensemble, self._teams)
         wanted, unknown = await threads.run(
-            checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
+            requests.checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
         )
         async with self._accepting:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
-                return answer_repetition(found, wanted)
+                return requests.answer_repetition(found, wanted)
             if unknown is not None:
                 raise unknown
             queue = self._queues[team.info.name]
@@ -298,7 +258,7 @@ class DrivenRuns:
                 del self._active[wanted.run_id]
                 raise
             self._begin(active, is_recovered=False)
-        return answer_accepted(wanted)
+        return requests.answer_accepted(wanted)
 
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._teams[entry.ensemble]
@@ -315,34 +275,28 @@ class DrivenRuns:
         run_id = active.entry.run_id
         try:
             outcome = await self._take_turn(active, is_recovered=is_recovered)
-            while outcome.status is RunStatus.WAITING:  # for a person; its place in the queue is free
+            while outcome.status is RunStatus.WAITING:  # for a person, outside of the queue
                 await threads.run(self._ledger.note, run_id, RunStatus.WAITING)
                 with self._queues[active.entry.ensemble].aside(active):
                     await self._runs_team.wait_for_decision(active)
                 outcome = await self._take_turn(active, is_recovered=True)
-        except LedgerLostError as error:  # the new owner of the ledger drives the run
+        except LedgerLostError as error:  # the new owner drives the run
             self._lose(error)
             return
         except Exception as error:  # noqa: BLE001  waiting clients must get an answer after any defect
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
-            outcome = outcome_of_defect(error, run_id)
+            outcome = run_driver.outcome_of_defect(error, run_id)
         self._tally.end(active.entry.ensemble, outcome)
-        ended = detail_of(
-            active.entry,
-            status=outcome.status,
-            ended_at=datetime.fromtimestamp(SystemClock().now(), UTC),
-            outcome=outcome,
-        )
-        await self._store_end(active, ended)
+        await self._store_end(active, run_driver.detail_of(active.entry, outcome))
 
     async def _store_end(self, active: ActiveRun, ended: schemas.RunDetail) -> None:
-        """Store the end of a run, and report it to waiting clients when it is stored, or after `_STORING_S`."""
+        """Store the end of a run, and report it when it is stored, or after `_STORING_S`."""
         run_id = active.entry.run_id
         storing = asyncio.create_task(self._ends.write(run_id, ended))
         try:
             stored, _ = await asyncio.wait({storing}, timeout=_STORING_S)
             if stored and storing.result():
-                del self._active[run_id]  # otherwise `active` reports the end, because the ledger does not have it
+                del self._active[run_id]  # otherwise `active` reports the end
             active.ended = ended
             self._followed.drop(run_id)
             active.live.close()
@@ -353,7 +307,6 @@ class DrivenRuns:
             storing.cancel()
 
     def _lose(self, error: RunExistsError) -> None:
-        """Report that another process drives the runs now."""
         _log.error("Another process drives the runs of this endpoint: %s", describe(error))
         if self._on_lost is not None:
             self._on_lost(error)
@@ -381,17 +334,11 @@ class DrivenRuns:
         if left := [each for each in entries if each.ensemble not in self._teams]:
             _log.warning("%d runs belong to teams that this endpoint no longer serves. They are not resumed", len(left))
             for entry in left:
-                await self._store_recorded_end(entry)
+                with contextlib.suppress(RecordError):  # the ledger may lack an end that the record has
+                    outcome = await run_driver.recorded_outcome(self._store, entry.run_id)
+                    if outcome is not None:
+                        await self._ends.write(entry.run_id, run_driver.detail_of(entry, outcome))
         return len(known)
-
-    async def _store_recorded_end(self, entry: LedgerEntry) -> None:
-        """Store the end of a run whose record has an end that the ledger lacks."""
-        with contextlib.suppress(RecordError):  # a damaged record stays as it is
-            outcome = await recorded_outcome(self._store, entry.run_id)
-            if outcome is not None:
-                now = datetime.fromtimestamp(SystemClock().now(), UTC)
-                ended = detail_of(entry, status=outcome.status, ended_at=now, outcome=outcome)
-                await self._ends.write(entry.run_id, ended)
 
     @_on_library_loop
     async def close(self) -> None:
@@ -419,12 +366,12 @@ class DrivenRuns:
 
     @_on_library_loop
     async def inject(self, run_id: str, directive: schemas.NewDirective, *, by: str = "") -> schemas.RunDetail:
-        await inject_directive(await self._get_open_run(run_id), directive, by)
+        await run_driver.inject_directive(await self._get_open_run(run_id), directive, by)
         return await self._views.detail(run_id)
 
     @_on_library_loop
     async def switch_model(self, run_id: str, model: schemas.NewModel, *, by: str = "") -> schemas.RunDetail:
-        await switch_run_model(await self._get_open_run(run_id), model, by)
+        await run_driver.switch_run_model(await self._get_open_run(run_id), model, by)
         return await self._views.detail(run_id)
 
     @_on_library_loop
@@ -433,19 +380,18 @@ class DrivenRuns:
     ) -> schemas.DecidedReview | schemas.ReviewConflict:
         await self._views.entry(run_id)
         active = self._active.get(run_id)
-
-        def find_type(key: str) -> OutputType | None:
-            return None if active is None else self._runs_team.find_output_type(active, key)
-
-        decided = await decide_gate(self._store, run_id, gate_id, decision, by, find_type=find_type)
-        # A run that this process has not started may have been recorded with another team.
+        decided = await run_driver.decide_gate(
+            *(self._store, run_id, gate_id, decision, by),
+            find_type=lambda key: None if active is None else self._runs_team.find_output_type(active, key),
+        )
+        # A run that did not start here may be recorded with another team.
         if active is not None and active.run is not None:
             active.decided.set()
         return decided
 
     @_on_library_loop
     async def follow(self, run_id: str, after: str | None) -> RunFollower:
-        """Return a reader of the events of a run behind the cursor `after`, for a client in another process."""
+        """Return a reader of events for a client in another process."""
         await self._views.entry(run_id)
         try:
             cursor = None if after is None else Cursor.parse(after)
@@ -469,5 +415,5 @@ class DrivenRuns:
         messages = await follower.read(timeout_s)
         active = self._active.get(follower.run_id)
         if active is not None and messages and messages[-1].type == LAST_TYPE:
-            await active.done.wait()  # a request after the last event must get the result
+            await active.done.wait()  # later requests must get the result
         return messages

@@ -1,7 +1,7 @@
-"""The detached actor on the head node that drives the runs of one endpoint, and its client in the replicas.
+"""The detached actor on the head node that drives the runs of an endpoint, and its client in replicas.
 
-The actor outlives replicas and deployments. If its process dies, Ray restarts it, and it resumes all open runs of its ledger. It
-returns a `Refusal` as a reply, because an error that an actor raises means a failure of the cluster.
+It outlives replicas and deployments. After a crash Ray restarts it, and it resumes all open runs. It returns a `Refusal` as a reply,
+because an error of an actor means a failure of the cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.concurrency import submit, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.following import RunFollower
-from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.callers import Caller, CallerCache
 from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
@@ -45,21 +44,16 @@ from ensemble_ray.serve.team import load_teams
 from ensemble_ray.values.ids import new_run_id
 
 _log = bounded_logger(__name__)
-
-
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
-#: Cached readers of events. A lost one is created again from its cursor.
+#: A lost reader is created again from its cursor.
 _KEPT_READERS = 2000
-#: Time for replies to be sent before this process exits, s.
+#: Time to send replies before this process exits, s.
 _LEAVING_S = 1.0
-#: How long a request waits for the teams and the ledger, s.
 _OPENING_S = 60.0
 
 
 class RayExporter:
-    """Exports metrics to Ray, which adds the prefix `ray_` to their names."""
-
     def __init__(self) -> None:
         made = cast("Any", ray_metrics)
         self._reported: dict[str, Any] = {
@@ -83,7 +77,7 @@ class RunEventPage:
 
 
 class RunDriver:
-    """The actor that `RemoteRuns` calls. It loads the teams and resumes open runs in the background."""
+    """The actor of `RemoteRuns`. It loads the teams and resumes open runs in the background."""
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
@@ -96,16 +90,18 @@ class RunDriver:
     async def _open(self) -> DrivenRuns:
         config = self._config
         teams = await threads.run(load_teams, config.teams)
-        runtime = await RayRuntime(namespace=config.namespace).__aenter__()  # open until this process exits
+        runtime = await RayRuntime(namespace=config.namespace).__aenter__()
         tools = await threads.run(load_catalog, config.tools)
         models = await threads.run(load_models, config.models)
         datasets = await threads.run(load_datasets, config.datasets)
-        ledger = await self._claim_ledger(runtime.store_address)
+        ledger: RunLedger | None = None
+        while ledger is None:  # an endpoint of the same name on another cluster may be ending (S-SRV-46)
+            try:
+                ledger = await threads.run(open_ledger, runtime.store_address, config.name, config.namespace)
+            except RunExistsError as error:
+                _log.warning("The endpoint '%s' cannot drive runs yet: %s", config.name, error)
         runs = DrivenRuns(
-            teams,
-            runtime,
-            ledger,
-            config.limits,
+            *(teams, runtime, ledger, config.limits),
             tally=self._tally,
             tools=tools,
             models=models,
@@ -115,19 +111,8 @@ class RunDriver:
         await runs.recover()
         return runs
 
-    async def _claim_ledger(self, address: StoreAddress) -> RunLedger:
-        """Wait for the ledger. An endpoint of the same name on another cluster may be ending (S-SRV-46)."""
-        while True:
-            try:
-                return await threads.run(open_ledger, address, self._config.name, self._config.namespace)
-            except RunExistsError as error:
-                _log.warning("The endpoint '%s' cannot drive runs yet: %s", self._config.name, error)
-
     def _leave(self, error: RunExistsError) -> None:
-        """Exit, because another process owns the ledger and drives the runs (S-SRV-46).
-
-        Ray starts a new process, which waits for the ledger and refuses requests until then.
-        """
+        """Exit, because another process owns the ledger (S-SRV-46). The next process waits for it and refuses requests."""
         if not self._is_leaving:
             self._is_leaving = True
             _log.error("The driver of the endpoint '%s' exits: %s", self._config.name, error)
@@ -158,7 +143,7 @@ class RunDriver:
         return await self._reply(self._callers.admit(credentials))
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of `DrivenRuns`. Return its result, or a `Refusal`."""
+        """Call a method of `DrivenRuns`."""
 
         async def call() -> Any:
             return await getattr(await self._runs(), method)(*args, **options)
@@ -168,23 +153,21 @@ class RunDriver:
     async def read_events(
         self, reader: str, run_id: str, after: str | None, timeout_s: float
     ) -> RunEventPage | Refusal:
-        """Return the next events of a reader, within `timeout_s`.
+        """Return the next events of a reader. Without its stored position it continues behind `after`."""
 
-        The position is stored under the name `reader`. If it is lost, the reader continues behind the cursor `after`.
-        """
-        return await self._reply(self._read_events(reader, run_id, after, timeout_s))
+        async def read() -> RunEventPage:
+            follower = self._readers.pop(reader, None)
+            runs = await self._runs()
+            if follower is None:
+                follower = await runs.follow(run_id, after)
+            events = await runs.read(follower, timeout_s)
+            if not follower.is_over:
+                self._readers[reader] = follower
+                if len(self._readers) > _KEPT_READERS:
+                    self._readers.popitem(last=False)
+            return RunEventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
 
-    async def _read_events(self, reader: str, run_id: str, after: str | None, timeout_s: float) -> RunEventPage:
-        follower = self._readers.pop(reader, None)
-        runs = await self._runs()
-        if follower is None:
-            follower = await runs.follow(run_id, after)
-        events = await runs.read(follower, timeout_s)
-        if not follower.is_over:
-            self._readers[reader] = follower
-            if len(self._readers) > _KEPT_READERS:
-                self._readers.popitem(last=False)
-        return RunEventPage(events=[wire_event(each) for each in events], is_over=follower.is_over)
+        return await self._reply(read())
 
     async def forget_reader(self, reader: str) -> None:
         self._readers.pop(reader, None)
@@ -206,13 +189,10 @@ def _driven_elsewhere() -> Refusal:
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5)
 
 
-#: Limit of one call, s. Then it is repeated, so that a dead process is noticed.
+#: Limit of one call, s, after which a dead process is noticed.
 _CALL_S = 10.0
-#: How long the list of teams is cached, s.
 _KNOWN_S = 1.0
-#: Pauses between attempts while the driver restarts, s.
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 8.0)
-#: Limit of attempts to replace the driver of an older deployment.
 _MOST_TAKEOVERS = 7
 
 
@@ -222,8 +202,6 @@ def driver_name(endpoint: str, namespace: str = "") -> str:
 
 
 def _of_driver(method: M) -> M:
-    """Return a method of `RemoteRuns` that calls the driver's method of the same name."""
-
     async def call(self: RemoteRuns, *args: Any, **options: Any) -> Any:
         return await self.call(method.__name__, *args, **options)
 
@@ -231,15 +209,15 @@ def _of_driver(method: M) -> M:
 
 
 class RemoteRuns:
-    """The `RunService` and the `Callers` of a replica. On entry it finds the driver, or starts one.
+    """The `RunService` and the `Callers` of a replica. On entry it finds or starts the driver.
 
-    Calls can be repeated safely: a run gets its id before the call, and readers of events send their position.
+    Calls can be repeated: a run gets its id before the call, and readers of events send their position.
     """
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
         self._driver: Any = None
-        #: cached teams, and the time until which they are valid
+        #: with the time until which they are valid
         self._teams: tuple[Sequence[EnsembleInfo], float] = ((), 0.0)
 
     async def __aenter__(self) -> Self:
@@ -311,27 +289,24 @@ class RemoteRuns:
 
     async def _ask(self, call: Callable[[Any], Awaitable[T | Refusal]]) -> T:
         """Call the driver, and wait while it restarts."""
+
+        async def find_again() -> None:
+            _log.warning("Could not reach the driver of the runs, retrying")
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._driver = await threads.run(self._find)
+
+        lost = ray.exceptions.RayActorError
         try:
-            reply = await reach(
-                lambda: call(self._driver),
-                _PAUSES_S,
-                retry_on=ray.exceptions.RayActorError,
-                before_retry=self._find_again,
-            )
-        except ray.exceptions.RayActorError as error:
+            reply = await reach(lambda: call(self._driver), _PAUSES_S, retry_on=lost, before_retry=find_again)
+        except lost as error:
             text = "The driver of the runs cannot be reached. Accepted runs are stored"
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from error
         if isinstance(reply, Refusal):
             raise reply
         return reply
 
-    async def _find_again(self) -> None:
-        _log.warning("Could not reach the driver of the runs, retrying")
-        with contextlib.suppress(ray.exceptions.RayError):
-            self._driver = await threads.run(self._find)
-
     def _find(self) -> Any:
-        """Return the driver of this deployment or a newer one, and replace an older driver. Blocks."""
+        """Return the driver of this deployment or a newer one, and replace an older one. Blocks."""
         config = self._config
         find = partial(spawn.run_driver, RunDriver, driver_name(config.name, config.namespace), config)
         for _ in range(_MOST_TAKEOVERS):

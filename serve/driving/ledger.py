@@ -1,7 +1,4 @@
-"""The accepted runs of an endpoint and their ends, in SQLite or PostgreSQL.
-
-Only one process at a time may own a ledger, because it drives the runs. Calls block, so callers use threads.
-"""
+"""The accepted runs of an endpoint and their ends, in SQLite or PostgreSQL. Only one process may own a ledger."""
 
 from __future__ import annotations
 
@@ -52,21 +49,18 @@ CREATE TABLE IF NOT EXISTS tags (
 CREATE INDEX IF NOT EXISTS tags_by_value ON tags (name, value, seq);
 CREATE INDEX IF NOT EXISTS runs_by_status ON runs (status, seq);
 """
-#: Number of attempts and pause, s, to acquire a ledger that an ending process still owns.
+#: Attempts and pause, s, for a ledger that an ending process still owns.
 _TRIES, _PAUSE_S = 50, 0.2
-#: The same on a server, which needs about 15 s to notice the loss of a machine.
+#: A server needs about 15 s to notice the loss of a machine.
 _SERVER_TRIES, _SERVER_PAUSE_S = 100, 0.5
-#: Columns of a row for `entry_of`, in order.
 COLUMNS = "seq, run_id, key, digest, ensemble, request, tags, tasks, workflow, status, created_at, ended_at, outcome"
 FINAL = tuple(each.value for each in RunStatus if each.is_final)
-
-
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('ensemble_ray_endpoint:' || %s, 0))"
 _CLAIM = """
 INSERT INTO ensemble_ray_endpoint.endpoints AS e VALUES (%s, 1, %s)
 ON CONFLICT (name) DO UPDATE SET epoch = e.epoch + 1, driver = excluded.driver RETURNING epoch
 """
-#: A shared lock until the end of the transaction. A new owner waits for it.
+#: A new owner waits for this lock.
 _FENCE = "SELECT epoch FROM ensemble_ray_endpoint.endpoints WHERE name = %s FOR SHARE"
 _ADD = """
 INSERT INTO ensemble_ray_endpoint.runs
@@ -85,19 +79,17 @@ DELETE FROM ensemble_ray_endpoint.runs WHERE seq IN (
 
 
 class LedgerLostError(RunExistsError):
-    """Another process acquired the ledger of this process, and drives the runs (S-SRV-46)."""
+    """Another process owns the ledger now, and drives the runs (S-SRV-46)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     seq: int = 0
     run_id: str
-    #: the client's idempotency key, if it sent one
     key: str | None
-    #: digest of the request without its run id; equal digests mean equal requests
+    #: equal digests mean equal requests; the run id does not count
     digest: str
     ensemble: str
-    #: None after the end
     request: NewRun | None
     tags: Mapping[str, str]
     tasks: int | None
@@ -105,24 +97,24 @@ class LedgerEntry:
     status: RunStatus
     created_at: datetime
     ended_at: datetime | None = None
-    #: result or error; None before the end
+    #: None before the end
     outcome: RunDetail | None = None
 
 
 class RunLedger(Protocol):
-    """The accepted runs of one endpoint, owned by the process that drives them. Calls block.
+    """The accepted runs of one endpoint. Calls block.
 
-    Calls raise `LedgerLostError` if another process owns the ledger now, and `EnsembleError` if it cannot be reached.
+    They raise `LedgerLostError` if another process owns the ledger now, and `EnsembleError` if it cannot be reached.
     """
 
     def add(self, entry: LedgerEntry) -> None:
-        """Store an accepted run. Once this returns, it survives a crash of the process and a loss of power."""
+        """Store a run, so that it survives a crash and a loss of power."""
         ...
 
     def note(self, run_id: str, status: RunStatus) -> None: ...
 
     def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Store the end of a run and delete its request. Only the newest `kept` ended runs remain."""
+        """Store the end of a run without its request. Only the newest `kept` ended runs remain."""
         ...
 
     def find(self, run_id: str) -> LedgerEntry | None: ...
@@ -132,18 +124,18 @@ class RunLedger(Protocol):
     def list_unfinished(self) -> Sequence[LedgerEntry]: ...
 
     def page(self, wanted: RunFilter, *, before: int | None, size: int) -> Sequence[LedgerEntry]:
-        """Return up to `size` runs, newest first, with a `seq` below `before`; None: from the newest one."""
+        """Return the newest runs with a `seq` below `before`."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLedger:
-    """Return the ledger of the endpoint `name`, whose runs are recorded at `address`.
+    """Return the ledger of the endpoint `name` next to the records at `address`.
 
     Raises:
         RunExistsError: another process owns it and does not end.
-        EnsembleError: the database cannot be reached, or rejects the connection.
+        EnsembleError: the database cannot be reached.
     """
     own = part_of_name(name)
     if not address.url:
@@ -152,7 +144,7 @@ def open_ledger(address: StoreAddress, name: str, namespace: str = "") -> RunLed
 
 
 def part_of_name(endpoint: str) -> str:
-    """Escape an endpoint's name as one part of a name that is separated by `/`.
+    """Escape a name for use between slashes.
 
     Examples:
         >>> part_of_name("shop"), part_of_name("shop/eu")
@@ -164,7 +156,6 @@ def part_of_name(endpoint: str) -> str:
 class _SqlLedger(ABC):
     """The queries of both ledgers, with `%s` for values."""
 
-    #: table of the tags
     _TAGS: ClassVar[str]
 
     def find(self, run_id: str) -> LedgerEntry | None:
@@ -228,11 +219,7 @@ def _marks(values: Collection[object]) -> str:
 
 
 class Ledger(_SqlLedger):
-    """The runs of one endpoint in a SQLite file, or in memory without a path.
-
-    Raises:
-        RunExistsError: another process owns the file and does not end.
-    """
+    """The runs of one endpoint in a SQLite file, or in memory without a path."""
 
     _TAGS = "tags"
 
@@ -260,7 +247,7 @@ class Ledger(_SqlLedger):
             self._connection.executemany("INSERT INTO tags VALUES (?, ?, ?)", tags)
 
     def note(self, run_id: str, status: RunStatus) -> None:
-        # After a loss of power the state may be older. It is stored again when the run resumes.
+        # After a loss of power, the resumed run stores it again.
         with self._lock:
             self._connection.execute("PRAGMA synchronous=NORMAL")
             try:
@@ -296,11 +283,7 @@ class Ledger(_SqlLedger):
 
 
 def _own(path: Path) -> Ownership:
-    """Acquire a ledger, and wait for a process that is ending.
-
-    Raises:
-        RunExistsError: the other process does not end.
-    """
+    """Acquire a ledger, and wait for a process that is ending."""
     ownership = Ownership(path.with_suffix(".lock"))
     for _ in range(_TRIES):
         if ownership.acquire():
@@ -339,12 +322,7 @@ def text_of(instant: datetime) -> str:
 
 
 class PostgresLedger(_SqlLedger):
-    """The runs of one endpoint in a PostgreSQL database. Endpoints of the same name share a ledger, one after the other.
-
-    Raises:
-        RunExistsError: another process owns the ledger and does not end.
-        EnsembleError: the database cannot be reached, or rejects the connection.
-    """
+    """The runs of one endpoint in a database. Endpoints of the same name use it one after the other."""
 
     _TAGS = "ensemble_ray_endpoint.tags"
 
@@ -352,7 +330,12 @@ class PostgresLedger(_SqlLedger):
         self._name = text_of_name(name)
         self._epoch: int | None = None
         self._database = EndpointDatabase(url, greet=self._lock)
-        self._epoch = self._claim_patiently()
+        for _ in range(_SERVER_TRIES - 1):
+            with contextlib.suppress(RunExistsError):
+                self._epoch = self._database.run(self._claim)
+                return
+            time.sleep(_SERVER_PAUSE_S)
+        self._epoch = self._database.run(self._claim)
 
     def add(self, entry: LedgerEntry) -> None:
         values = [self._name, *self._values(entry)]
@@ -391,18 +374,12 @@ class PostgresLedger(_SqlLedger):
 
     def _select(self, where: str, values: Sequence[object]) -> list[LedgerEntry]:
         query = f"SELECT {COLUMNS} FROM ensemble_ray_endpoint.runs WHERE endpoint = %s AND {where}"  # noqa: S608  conditions of ours, with marks
-
-        def operation(connection: Connection) -> list[Any]:
-            return connection.execute(query.encode(), [self._name, *values]).fetchall()
-
-        return [entry_of(row) for row in self._database.run(operation)]
+        found = [self._name, *values]
+        rows: list[Any] = self._database.run(lambda connection: connection.execute(query.encode(), found).fetchall())
+        return [entry_of(row) for row in rows]
 
     def _write(self, operation: Callable[[Connection], object]) -> None:
-        """Change the ledger in a transaction.
-
-        Raises:
-            LedgerLostError: another process owns the ledger now.
-        """
+        """Change the ledger in a transaction, unless another process owns it now."""
 
         def fenced(connection: Connection) -> None:
             if _epoch_of(connection, self._name) != self._epoch:
@@ -414,9 +391,7 @@ class PostgresLedger(_SqlLedger):
     def _lock(self, connection: Connection) -> None:
         """Lock the ledger for a connection.
 
-        Raises:
-            RunExistsError: another process owns the ledger.
-            TimeoutError: the server has not noticed yet that our previous connection is lost.
+        Raises `TimeoutError` if the server has not noticed yet that our previous connection is lost.
         """
         row = connection.execute(_LOCK, [self._name]).fetchone()
         if row is not None and row[0]:
@@ -424,14 +399,6 @@ class PostgresLedger(_SqlLedger):
         if self._epoch is not None and _epoch_of(connection, self._name) == self._epoch:
             raise TimeoutError("the server still holds the connection that was lost")
         raise self._conflict(connection)
-
-    def _claim_patiently(self) -> int:
-        """Claim the ledger, and wait for a process that is ending; return the epoch for writes."""
-        for _ in range(_SERVER_TRIES - 1):
-            with contextlib.suppress(RunExistsError):
-                return self._database.run(self._claim)
-            time.sleep(_SERVER_PAUSE_S)
-        return self._database.run(self._claim)
 
     def _claim(self, connection: Connection) -> int:
         row = connection.execute(_CLAIM, [self._name, f"process {os.getpid()} on {socket.gethostname()}"]).fetchone()
@@ -449,6 +416,6 @@ class PostgresLedger(_SqlLedger):
 
 
 def _epoch_of(connection: Connection, name: str) -> int | None:
-    """Return the epoch of a ledger's owner and lock it for this transaction; None: the ledger never had an owner."""
+    """Return the epoch of the owner and lock it for this transaction; None: there was no owner."""
     row = connection.execute(_FENCE, [name]).fetchone()
     return None if row is None else int(row[0])

@@ -1,4 +1,4 @@
-"""Checks requests for runs before the ledger accepts them. The only I/O is the check of an items file."""
+"""Checks requests for runs before the ledger accepts them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,15 @@ from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.plan.planner import TaskDependencyGraph
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.runs import check_run_id
+from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog
 from ensemble_ray.serve.driving.ledger import LedgerEntry
-from ensemble_ray.serve.schemas import (
-    AcceptedRun,
-    ItemsDataset,
-    ItemsFile,
-    NewRun,
-    NewTask,
-    Refusal,
-    RunStatus,
-    TaskOverride,
-)
+from ensemble_ray.serve.schemas import ItemsDataset, NewRun, NewTask, Refusal, TaskOverride
 from ensemble_ray.serve.team import ServedTeam, TeamName, known_inputs
 from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import new_run_id
 
-#: Characters of the description that name a task without a name.
 _SHORT = 50
-
-
 N = TypeVar("N", int, float)
 T = TypeVar("T")
 
@@ -75,7 +64,6 @@ class _Changes:
     def __init__(self, team: Ensemble, tools: Mapping[str, object]) -> None:
         self._team = team
         self._tools = tools
-        #: changed agents of this run
         self._new_agents: list[Agent] = []
 
     def override(self, overrides: Mapping[str, TaskOverride]) -> Ensemble:
@@ -104,10 +92,8 @@ class _Changes:
                 task = _look_up("task", each, own, own)
                 outside = [entry for entry in task.context if entry.object_id not in {one.object_id for one in tasks}]
                 if outside:
-                    raise _refuse(
-                        "TASKS_INVALID",
-                        f"{where}: the task '{each}' needs outputs of tasks that do not precede it in the list",
-                    )
+                    text = f"{where}: the task '{each}' needs outputs of tasks that do not precede it in the list"
+                    raise _refuse("TASKS_INVALID", text)
                 chosen[each] = task
             else:
                 task = self._make(each, where, chosen)
@@ -142,16 +128,11 @@ class _Changes:
             raise _refuse("TASKS_INVALID", f"{where}: two tasks are called '{new.name}'")
         expected = {} if new.expected_output is None else {"expected_output": new.expected_output}
         task = Task.of(new.description, **expected)
-        agent = self._agent(new.agent)
+        listed = self._team.agents or [each.agent for each in self._team.all_tasks if each.agent is not None]
+        agents = {each.role: each for each in reversed(listed)}
+        agent = None if new.agent is None else _look_up("agent", new.agent, agents, sorted(agents))
         assignment = {"agent": agent, **self._assignment(agent, TaskOverride(model=new.model, tools=new.tools))}
         return task.replace(name=new.name, context=[chosen[name] for name in new.context], **assignment)
-
-    def _agent(self, role: str | None) -> Agent | None:
-        if role is None:
-            return None
-        listed = self._team.agents or [task.agent for task in self._team.all_tasks if task.agent is not None]
-        agents = {agent.role: agent for agent in reversed(listed)}
-        return _look_up("agent", role, agents, sorted(agents))
 
     def _assignment(self, agent: Agent | None, wanted: TaskOverride) -> dict[str, object]:
         """Return the changed fields `agent`, `llm` and `tools` of a task."""
@@ -198,10 +179,10 @@ class EndpointLimits(BaseModel):
         max_running: Simultaneous runs of one team.
         max_queued: Queued runs of one team; more are refused with 429.
         max_items: Items in one request.
-        max_tokens: Tokens of one run, whatever its request says; None: the team's limit.
-        max_cost: Cost of one run, whatever its request says; None: the team's limit.
-        items_directory: Directory of the items files that requests may name; None: they may name none.
-        kept_runs: Number of ended runs in lists. Older runs only have their records.
+        max_tokens: Tokens of one run; None: the team's limit.
+        max_cost: Cost of one run; None: the team's limit.
+        items_directory: Directory of items files that requests may name.
+        kept_runs: Ended runs in lists. Older runs only have their records.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -243,7 +224,7 @@ def items_of(
     match asked.items:
         case None:
             return None
-        case ItemsFile(file=file):
+        case schemas.ItemsFile(file=file):
             return _file_of(file, limits)
         case ItemsDataset() as named:
             datasets.check(named.dataset)
@@ -259,20 +240,17 @@ def items_of(
 def _file_of(name: str, limits: EndpointLimits) -> Path:
     directory = limits.items_directory
     if directory is None:
-        raise Refusal(
-            HTTPStatus.BAD_REQUEST,
-            "ITEMS_FILE_NOT_FOUND",
-            "This endpoint has no directory of items files. What to do: send the items, or ask the operator to set items_directory",
-        )
+        what_to_do = "What to do: send the items, or ask the operator to set items_directory"
+        raise _refuse("ITEMS_FILE_NOT_FOUND", f"This endpoint has no directory of items files. {what_to_do}")
     root = directory.expanduser().resolve()
     found = (root / name).resolve()
     if not found.is_relative_to(root) or not found.is_file():
-        raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_FILE_NOT_FOUND", f"There is no items file '{name}'")
+        raise _refuse("ITEMS_FILE_NOT_FOUND", f"There is no items file '{name}'")
     return found
 
 
 def _too_much(text: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, "LIMIT_EXCEEDED", text)
+    return _refuse("LIMIT_EXCEEDED", text)
 
 
 def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
@@ -282,7 +260,7 @@ def team_of(name: str | None, teams: Mapping[str, ServedTeam]) -> ServedTeam:
     known = ", ".join(sorted(teams))
     if name is None and len(teams) > 1:
         text = f"This endpoint serves several teams. Name one with 'ensemble'. There are: [{known}]"
-        raise Refusal(HTTPStatus.BAD_REQUEST, "ENSEMBLE_REQUIRED", text)
+        raise _refuse("ENSEMBLE_REQUIRED", text)
     found = next(iter(teams.values())) if name is None else teams.get(name)
     if found is None:
         raise Refusal(HTTPStatus.NOT_FOUND, "ENSEMBLE_NOT_FOUND", f"There is no team '{name}'. There are: [{known}]")
@@ -298,56 +276,52 @@ def checked_entry(
     tools: Mapping[str, object],
     datasets: DatasetCatalog,
 ) -> tuple[LedgerEntry, Refusal | None]:
-    """Return the ledger entry of a valid request, and the refusal of its unknown inputs, if it has any.
+    """Return the ledger entry of a request, and the refusal of its unknown inputs.
 
-    The refusal only applies to new requests. A repeated one may have been accepted by a release that ignored such inputs.
+    The refusal only applies to new requests: an earlier release ignored such inputs.
     """
     changed = change_team(team.definition, asked, tools)
     unknown = _refuse_unknown_inputs(asked, team, changed)
-    tasks = _count_tasks(asked, team, changed, unknown)
+    missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
+    if changed is not team.definition:
+        tasks: int | None = count_tasks(changed, asked)
+    elif missing:
+        # The refusal of unknown inputs explains more.
+        raise unknown or _inputs_missing(f"Inputs are missing: [{', '.join(missing)}]", missing, asked)
+    else:
+        tasks = team.info.tasks if asked.items is None else None
     options_of(asked, team.definition, limits)
     if items_of(asked, limits, datasets) is not None and not team.info.takes_items:
         text = f"The team '{team.info.name}' has no map-reduce, so it accepts no items"
-        raise Refusal(HTTPStatus.BAD_REQUEST, "ITEMS_NOT_TAKEN", text)
+        raise _refuse("ITEMS_NOT_TAKEN", text)
     run_id = asked.run_id or new_run_id()
     try:
         check_run_id(run_id)
     except ValidationError as error:
-        raise Refusal(
-            HTTPStatus.BAD_REQUEST, "INVALID_RUN_ID", str(error), run_id=run_id, error="ValidationError"
-        ) from None
+        status, kind = HTTPStatus.BAD_REQUEST, "ValidationError"
+        raise Refusal(status, "INVALID_RUN_ID", str(error), run_id=run_id, error=kind) from None
+    # Neither the run id nor the trace context determines the run. Earlier releases lacked two of the fields.
+    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent"})
+    data = {name: each for name, each in data.items() if each is not None or name not in {"task_overrides", "tasks"}}
+    text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     entry = LedgerEntry(
         run_id=run_id,
         key=key,
-        digest=_digest(asked, team),
+        digest=hashlib.sha256(text.encode()).hexdigest(),
         ensemble=team.info.name,
         request=asked,
         tags={**team.info.tags, **asked.tags},
         tasks=tasks,
         workflow=team.info.workflow,
-        status=RunStatus.ACCEPTED,
+        status=schemas.RunStatus.ACCEPTED,
         created_at=datetime.fromtimestamp(SystemClock().now(), UTC),
     )
     return entry, unknown
 
 
-def _count_tasks(asked: NewRun, team: ServedTeam, changed: Runnable, unknown: Refusal | None) -> int | None:
-    """Return the number of tasks of the run; None if the run creates them.
-
-    `unknown` is raised in place of the refusal of missing inputs, because it explains more.
-    """
-    if changed is not team.definition:
-        return count_tasks(changed, asked)
-    missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
-    if missing:
-        raise unknown or _inputs_missing(f"Inputs are missing: [{', '.join(missing)}]", missing, asked)
-    return team.info.tasks if asked.items is None else None
-
-
 def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -> Refusal | None:
-    """Return the refusal of inputs that neither the team nor the tasks of the request use, if there are any."""
     known = team.inputs
-    if known is None or asked.items is not None:  # the texts of generated tasks are not known yet
+    if known is None or asked.items is not None:
         return None
     if asked.inputs.keys() - known and isinstance(changed, Ensemble):
         known |= known_inputs(changed)
@@ -358,7 +332,7 @@ def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -
     return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INPUTS_UNKNOWN", text, run_id=asked.run_id)
 
 
-def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
+def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> schemas.AcceptedRun:
     """Answer a repeated request with the existing run (S-SRV-14, S-SRV-15)."""
     if entry.digest == wanted.digest:
         return answer_accepted(entry)
@@ -369,41 +343,25 @@ def answer_repetition(entry: LedgerEntry, wanted: LedgerEntry) -> AcceptedRun:
     raise Refusal(HTTPStatus.CONFLICT, "RUN_EXISTS", text, run_id=entry.run_id, error="RunExistsError")
 
 
-def answer_accepted(entry: LedgerEntry) -> AcceptedRun:
-    return AcceptedRun(
-        run_id=entry.run_id,
-        status=entry.status,
-        ensemble=entry.ensemble,
-        tasks=entry.tasks,
-        workflow=entry.workflow,
+def answer_accepted(entry: LedgerEntry) -> schemas.AcceptedRun:
+    return schemas.AcceptedRun(
+        run_id=entry.run_id, status=entry.status, ensemble=entry.ensemble, tasks=entry.tasks, workflow=entry.workflow
     )
-
-
-def _digest(asked: NewRun, team: ServedTeam) -> str:
-    """Return a digest of what determines the run. The run id and the trace context do not."""
-    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent"})
-    for name in ("task_overrides", "tasks"):  # keeps the digests of earlier releases, which lacked these fields
-        if data[name] is None:
-            del data[name]
-    text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverConfig:
-    #: name of the application, for the actor and the ledger
     name: str
     teams: tuple[TeamName, ...]
     limits: EndpointLimits
     #: Unix time, s; a newer deployment replaces an older one
     deployed_at: float
-    #: `module:attribute` references of callable tools
+    #: `module:attribute` references
     tools: tuple[str, ...] = ()
-    #: by name: `module:attribute`, or a model as in a team file
+    #: by name: `module:attribute`, or a value of `llm`
     models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
-    #: namespace of the schedulers; empty: the default one
+    #: empty: the default one
     namespace: str = ""
     #: `module:attribute` references by name
     datasets: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: which requests need a key
     keys: KeyPolicy = KeyPolicy.AUTO

@@ -1,4 +1,4 @@
-"""Open runs of one process: their queue and outcomes, how they are carried out, and their reviews, directives and model switches."""
+"""Open runs of one process: their queue and outcomes, and how they are carried out, reviewed and steered."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ import contextlib
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 
-from ensemble_ray import (
-    Ensemble,
-    EnsembleError,
-    EnsembleOutput,
-    IllegalStateError,
-    RecordError,
-    ReviewDecidedError,
-    ReviewDecision,
-    RunExistsError,
-    RunState,
-    Runtime,
-    ValidationError,
-)
+from ensemble_ray import Ensemble, EnsembleOutput, ReviewDecision, RunExistsError, RunState, Runtime, ValidationError
+from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, ReviewDecidedError
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.execute.review.gates import describe_misfit
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedCause, RecordedError
@@ -55,25 +43,13 @@ from ensemble_ray.values.reviews import OpenReview, ReviewTiming
 from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import parse_traceparent
 
-#: State of a run in answers, by its recorded state.
-STATUSES = {
-    RunState.PENDING: RunStatus.RUNNING,
-    RunState.RUNNING: RunStatus.RUNNING,
-    RunState.WAITING: RunStatus.WAITING,
-    RunState.COMPLETED: RunStatus.COMPLETED,
-    RunState.FAILED: RunStatus.FAILED,
-    RunState.CANCELLED: RunStatus.CANCELLED,
-    RunState.BUDGET_EXHAUSTED: RunStatus.BUDGET_EXHAUSTED,
-    RunState.INTERRUPTED: RunStatus.INTERRUPTED,
-}
+STATUSES = {each: RunStatus.RUNNING if each is RunState.PENDING else RunStatus(each.value) for each in RunState}
 _log = bounded_logger(__name__)
-#: Polling interval for a run that another process may resume, s.
+#: Polling for a run that another process may resume: interval, s, and number for the scheduler.
 _LOOK_S = 1.0
-#: Polls during which the cluster's scheduler may resume a run. It polls once a second as well.
 _GRACE_LOOKS = 10
-#: Pauses before a retry, s; the last one repeats.
+#: The last one repeats.
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-#: Name in decisions if the endpoint does not identify callers.
 _ANYBODY = "a client of the endpoint"
 _IN_RECORD = "The record of the run says more"
 
@@ -83,25 +59,20 @@ class ActiveRun:
     entry: LedgerEntry
     team: ServedTeam
     asked: schemas.NewRun
-    #: streamed tokens of its models; closed when its outcome is stored
+    #: streamed tokens, until its outcome is stored
     live: LiveEvents = field(default_factory=LiveEvents)
-    #: None before it starts in this process
     run: Run | None = None
-    #: whether it is in the ledger
     is_kept: bool = False
-    #: whether it has started, here or in another process
+    #: here or in another process
     has_begun: bool = False
-    #: whether it waits for people, outside of the queue
+    #: waits for people, outside of the queue
     is_aside: bool = False
-    #: set by a decision at this endpoint, until the run resumes
+    #: set by a decision until the run resumes
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    #: whether a client requested its end
     is_cancelled: bool = False
-    #: final state, once `done` is set
+    #: set before `done`
     ended: schemas.RunDetail | None = None
-    #: set when its outcome is stored
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    #: drives the run
     task: asyncio.Task[None] | None = None
 
 
@@ -111,17 +82,17 @@ class RunQueue:
     def __init__(self, most: int, on_change: Callable[[RunQueue], None]) -> None:
         self._most = most
         self._on_change = on_change
-        #: running runs, and runs that wait for people, outside of the queue
+        #: waiting ones are outside of the queue
         self.running = 0
         self.waiting = 0
-        #: in order of arrival; each future wakes only its own run
+        #: each future wakes only its own run
         self._queue: OrderedDict[ActiveRun, asyncio.Future[bool]] = OrderedDict()
 
     @property
     def queued(self) -> int:
         return len(self._queue)
 
-    @contextmanager
+    @contextlib.contextmanager
     def aside(self, active: ActiveRun) -> Generator[None]:
         active.is_aside = True
         self.waiting += 1
@@ -152,7 +123,6 @@ class RunQueue:
         self._call_next()
 
     def cancel(self, active: ActiveRun) -> None:
-        """Mark a run as cancelled, and remove it from the queue."""
         active.is_cancelled = True
         turn = self._queue.pop(active, None)
         if turn is not None:
@@ -185,16 +155,12 @@ def outcome_of_error(error: BaseException, run_id: str) -> Outcome:
 
 
 def outcome_of_defect(error: BaseException, run_id: str) -> Outcome:
-    """Return the outcome of a run that raised an unexpected error. Its text is only logged."""
+    """Return the outcome of a run with an unexpected error. The error's text is only logged."""
     return Outcome(status=RunStatus.FAILED, error=_defect(type(error).__name__, run_id, "The endpoint's log says more"))
 
 
 async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
-    """Return the recorded outcome of a run; None: it has no end and can be resumed.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
+    """Return the recorded outcome of a run; None: it can be resumed. Raises `RecordError` for a damaged record."""
     head = await read_head(store, run_id)
     match head.state:
         case RunState.INTERRUPTED | RunState.WAITING:
@@ -206,12 +172,11 @@ async def recorded_outcome(store: RunStore, run_id: str) -> Outcome | None:
         case state:
             try:
                 return outcome_of_output(state, fold_output(await store.facts(run_id)))
-            except (IllegalStateError, RecordError):  # an incomplete dynamic run has no output
+            except (IllegalStateError, RecordError):
                 return Outcome(status=STATUSES[state])
 
 
 async def open_reviews(store: RunStore, run_id: str) -> list[schemas.OpenReview]:
-    """Return the open gates of a run, in order of creation."""
     gates = [gate.review() for gate in fold_gates(await store.gates_of(run_id)) if gate.is_open]
     return [as_open_review(each) for each in gates]
 
@@ -267,7 +232,7 @@ async def _recorded_failure(store: RunStore, head: RunHead, run_id: str) -> sche
 
 
 def summary_of(entry: LedgerEntry, *, is_active: bool) -> schemas.RunSummary:
-    """Return a run for a list. A run without an end and an owner is interrupted."""
+    """Return a run for a list. Without an end and an owner it is interrupted."""
     is_left = not entry.status.is_final and not is_active
     return schemas.RunSummary(
         run_id=entry.run_id,
@@ -280,20 +245,17 @@ def summary_of(entry: LedgerEntry, *, is_active: bool) -> schemas.RunSummary:
 
 
 def detail_of(
-    entry: LedgerEntry,
-    *,
-    status: RunStatus,
-    ended_at: datetime | None = None,
-    outcome: Outcome | None = None,
-    reviews: Sequence[schemas.OpenReview] = (),
+    entry: LedgerEntry, state: RunStatus | Outcome, reviews: Sequence[schemas.OpenReview] = ()
 ) -> schemas.RunDetail:
+    """Return a run in a state, or with the outcome with which it ends now."""
+    outcome = state if isinstance(state, Outcome) else None
     return schemas.RunDetail(
         run_id=entry.run_id,
-        status=status,
+        status=state.status if isinstance(state, Outcome) else state,
         ensemble=entry.ensemble,
         tags=dict(entry.tags),
         created_at=entry.created_at,
-        ended_at=ended_at,
+        ended_at=None if outcome is None else datetime.fromtimestamp(SystemClock().now(), UTC),
         result=None if outcome is None else outcome.result,
         error=None if outcome is None else outcome.error,
         reviews=[*reviews],
@@ -314,10 +276,7 @@ class RunsTeam:
         return store_at(self._runtime.store_address)
 
     async def carry_out(self, active: ActiveRun, *, is_recovered: bool) -> Outcome:
-        """Carry out a run and return its outcome. An error of the run is an outcome.
-
-        `is_recovered` means that the run may have started in another process.
-        """
+        """Carry out a run. `is_recovered`: it may have started in another process."""
         run_id = active.entry.run_id
         try:
             while is_recovered:
@@ -328,13 +287,13 @@ class RunsTeam:
                 except RunExistsError:  # the cluster's scheduler resumed it first
                     await asyncio.sleep(_LOOK_S)
             return await self._run(active, is_recovered=False)
-        except Refusal as refusal:  # the operator has lowered a limit after the run was accepted
+        except Refusal as refusal:  # a limit was lowered after the run was accepted
             return Outcome(status=RunStatus.REJECTED, error=describe_refusal(refusal))
         except (EnsembleError, IllegalStateError) as error:
             if not is_refusal(error):
                 _log.warning("Run %s failed: %s", run_id, describe(error))
             return outcome_of_error(error, run_id)
-        except Exception as error:  # noqa: BLE001  code of the team can raise anything; the endpoint must survive
+        except Exception as error:  # noqa: BLE001  the code of a team can raise anything
             _log.warning("Run %s failed: %s", run_id, describe(error))
             return outcome_of_defect(error, run_id)
 
@@ -346,14 +305,13 @@ class RunsTeam:
         return dict(zip(task_keys(tasks), (task.output_type for task in tasks), strict=True)).get(key)
 
     async def wait_for_decision(self, active: ActiveRun) -> None:
-        """Return when a waiting run has a decision, was resumed or should end."""
         run_id = active.entry.run_id
         while not active.is_cancelled and not active.decided.is_set() and await self._is_waiting(run_id):
-            with contextlib.suppress(TimeoutError):  # another process may write a decision to the record
+            with contextlib.suppress(TimeoutError):  # another process may decide
                 await asyncio.wait_for(active.decided.wait(), _LOOK_S)
 
     async def _is_waiting(self, run_id: str) -> bool:
-        """Return whether a run waits for people and has a gate that has not expired."""
+        """Return whether a run waits for people at a gate that has not expired."""
         summary = await self._store.summary(run_id)
         if summary is None or summary.state is not RunState.WAITING:
             return False
@@ -361,7 +319,7 @@ class RunsTeam:
         return any(each.expires_at is None or each.expires_at > now for each in await open_reviews(self._store, run_id))
 
     async def _is_resumed_by_scheduler(self, run_id: str) -> bool:
-        """Return whether the cluster's scheduler resumes a run whose gates are decided."""
+        """Return whether the cluster's scheduler resumes a decided run."""
         if self._runtime.name == "inline":
             return False
         for _ in range(_GRACE_LOOKS):
@@ -381,21 +339,15 @@ class RunsTeam:
 
     async def _begin(self, active: ActiveRun, *, is_recovered: bool) -> Run:
         definition = await threads.run(self._definition, active)
-        entry, asked = active.entry, active.asked
-        if is_recovered and await self._is_recorded(entry.run_id):
-            return await start_resumed(entry.run_id, definition, runtime=self._runtime, has_caller=False)
+        run_id, asked, runtime = active.entry.run_id, active.asked, self._runtime
+        if is_recovered and await self._is_recorded(run_id):
+            return await start_resumed(run_id, definition, runtime=runtime, has_caller=False)
         span = parse_traceparent(asked.traceparent or "")  # earlier releases accepted invalid values
         with use_traceparent("" if span is None else str(span)):  # S-INT-38
-            return definition.begin(
-                asked.inputs,
-                runtime=self._runtime,
-                run_id=entry.run_id,
-                options=options_of(asked, active.team.definition, self._limits),
-                is_watched=False,
-            )
+            options = options_of(asked, active.team.definition, self._limits)
+            return definition.begin(asked.inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
 
     def _definition(self, active: ActiveRun) -> Runnable:
-        """Return the team with the items or the tasks of the request, and a listener for streamed tokens."""
         items: object = items_of(active.asked, self._limits, self._datasets)
         if isinstance(items, schemas.ItemsDataset):
             items = self._datasets.open(items.dataset)
@@ -423,7 +375,7 @@ class RunsTeam:
                 await asyncio.sleep(_LOOK_S)
             elif summary.state is not RunState.WAITING or active.is_cancelled:
                 break
-            elif active.decided.is_set():  # resume without waiting for the cluster's scheduler
+            elif active.decided.is_set():  # before the cluster's scheduler
                 active.decided.clear()
                 return None
             elif await self._is_waiting(run_id):
@@ -436,10 +388,7 @@ class RunsTeam:
 
 
 class EndWriter:
-    """Writes the ends of an endpoint's runs to its ledger, one at a time.
-
-    `kept` is the number of ended runs that remain in the ledger. `on_lost` is called if another process owns it.
-    """
+    """Writes ends of runs to the ledger, one at a time. `kept` ended runs remain in it."""
 
     def __init__(self, ledger: RunLedger, *, kept: int, on_lost: Callable[[RunExistsError], object]) -> None:
         self._ledger = ledger
@@ -448,10 +397,7 @@ class EndWriter:
         self._turn = asyncio.Lock()
 
     async def write(self, run_id: str, outcome: schemas.RunDetail) -> bool:
-        """Write the end of a run, and retry until it is stored. False: the ledger does not accept it.
-
-        After a cancelled call the record still contains the end.
-        """
+        """Write an end, and retry until it is stored. False: the ledger does not accept it."""
         tries = 0
         async with self._turn:
             while True:
@@ -524,17 +470,21 @@ async def decide_gate(
     *,
     find_type: Callable[[str], OutputType | None],
 ) -> schemas.DecidedReview | schemas.ReviewConflict:
-    """Record a decision; return it, or the earlier decision that counts.
+    """Record a decision; return it, or the earlier decision that counts. `find_type` finds output types by task key."""
 
-    `find_type` returns the declared output type of a task by its key.
-    """
-    # An id must be complete here. Terminals also accept a prefix.
+    def check_edit(text: str, gate: Gate) -> None:
+        is_output = gate.asked.data.timing is ReviewTiming.AFTER_EXECUTION
+        output_type = find_type(node_key(gate.asked.instance)) if is_output else None
+        if output_type is not None and (why := describe_misfit(text, output_type)):
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "EDIT_INVALID", why, run_id=gate.asked.run, param="text")
+
+    # Terminals also accept a prefix of an id.
     gates = {gate.gate_id: gate for gate in fold_gates(await store.gates_of(run_id))}
     if (gate := gates.get(gate_id)) is None:
         text = f"Run '{run_id}' has no gate '{gate_id[:200]}'. GET /reviews lists the open gates"
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", text, run_id=run_id)
     if decision.decision is schemas.Verdict.EDIT and gate.is_open:
-        await threads.run(_check_edit, gate, decision.text or "", find_type)
+        await threads.run(check_edit, decision.text or "", gate)
     by, asked = by or _ANYBODY, _decision_of(decision)
     try:
         run, _ = await record_decision(store, run_id, gate_id, asked, by=by, comment=decision.comment)
@@ -548,14 +498,6 @@ async def decide_gate(
     except ValidationError as error:
         raise Refusal(HTTPStatus.NOT_FOUND, "REVIEW_NOT_FOUND", str(error), run_id=run_id) from error
     return schemas.DecidedReview(run_id=run_id, gate_id=gate_id, decision=decision.decision, status=STATUSES[run.state])
-
-
-def _check_edit(gate: Gate, text: str, find_type: Callable[[str], OutputType | None]) -> None:
-    if gate.asked.data.timing is not ReviewTiming.AFTER_EXECUTION:
-        return
-    output_type = find_type(node_key(gate.asked.instance))
-    if output_type is not None and (why := describe_misfit(text, output_type)):
-        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "EDIT_INVALID", why, run_id=gate.asked.run, param="text")
 
 
 def _decision_of(asked: schemas.NewDecision) -> ReviewDecision:

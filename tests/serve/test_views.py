@@ -28,7 +28,7 @@ ENTRY = LedgerEntry(
     status=RunStatus.ACCEPTED,
     created_at=NOW,
 )
-COMPLETED: RunDetail = detail_of(ENTRY, status=RunStatus.COMPLETED, ended_at=NOW)
+COMPLETED: RunDetail = detail_of(ENTRY, RunStatus.COMPLETED).model_copy(update={"ended_at": NOW})
 
 
 class Bench(Ledger):

@@ -1,7 +1,4 @@
-"""The active span of this process: model requests carry its `traceparent`.
-
-If OpenTelemetry's API is installed, spans of other libraries (a tool, an instrumented HTTP client) become its children.
-"""
+"""The active span of this process, for `traceparent` of model requests and as parent of OpenTelemetry's spans."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def execution_span(tracing: RunTracing | None, instance: str) -> AbstractContextManager[None]:
-    """Run the block within the span of an execution; without tracing, do no more than run it."""
+    """Run the block within the span of an execution, if there is tracing."""
     return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.execution_span(instance)))
 
 
 def effect_span(tracing: RunTracing | None, name: str) -> AbstractContextManager[None]:
-    """Run the block within the span of an effect; without tracing, do no more than run it."""
+    """Run the block within the span of an effect, if there is tracing."""
     return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.effect_span(name)))
 
 
@@ -44,11 +41,9 @@ def use_span(traceparent: str) -> Generator[None]:
 def caller_here() -> TraceParent | None:
     """Return the parent span of a run that starts here, or None.
 
-    This is OpenTelemetry's active span; inside a tool of a run, that is the tool's span or a span that the tool started.
-    Otherwise it is the span of the request that starts the run. Without OpenTelemetry it can also be the span of the
-    run whose tool starts this run.
+    This is OpenTelemetry's active span, such as that of a tool, else the span of the request or of the run whose tool starts this run.
     """
-    if "opentelemetry.trace" in sys.modules:  # otherwise no span can be active
+    if "opentelemetry.trace" in sys.modules:
         from opentelemetry import trace
 
         active = trace.get_current_span().get_span_context()
@@ -84,12 +79,9 @@ _log = bounded_logger(__name__)
 
 
 def tracers_here(listeners: Sequence[object]) -> tuple[object, ...]:
-    """Return the listener that the environment adds to a run; empty if one of its listeners already traces the run.
+    """Return the listener that the environment adds to a run, unless a listener already traces it.
 
-    All runs of this process share the listener.
-
-    Raises:
-        ValidationError: the variable is neither on nor off.
+    All runs of this process share it.
     """
     if not read_switch(SWITCH, default=False) or any(isinstance(each, RunTracer) for each in listeners):
         return ()

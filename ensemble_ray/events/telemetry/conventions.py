@@ -1,7 +1,4 @@
-"""Names of OpenTelemetry's conventions for generative AI that runs use.
-
-They are copied because the SDK is optional; a test compares them with the SDK.
-"""
+"""Names of OpenTelemetry's conventions for generative AI, copied because the SDK is optional."""
 
 from __future__ import annotations
 
@@ -24,12 +21,10 @@ INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 ERROR_TYPE = "error.type"
-#: The event that carries content.
 CONTENT_EVENT = "gen_ai.client.inference.operation.details"
-
 TOKEN_USAGE = "gen_ai.client.token.usage"  # noqa: S105  no secret
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105  same
 OPERATION_DURATION = "gen_ai.client.operation.duration"
-#: Histogram boundaries that the conventions require, in tokens and in seconds.
+#: Boundaries that the conventions require, in tokens and in seconds.
 TOKEN_BUCKETS = tuple(4**power for power in range(14))
 DURATION_BUCKETS = tuple(0.01 * 2**power for power in range(14))

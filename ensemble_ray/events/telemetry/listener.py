@@ -1,7 +1,4 @@
-"""OpenTelemetryListener sends the spans and metrics of runs live, through a span processor of OpenTelemetry's SDK.
-
-The SDK sends batches on its own thread: no run waits for a receiver or fails because of one.
-"""
+"""Sends the spans and metrics of runs through OpenTelemetry's SDK, on a separate thread."""
 
 from __future__ import annotations
 
@@ -16,15 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
 from ensemble_ray.events.delivery import EnsembleListener
-from ensemble_ray.events.telemetry.spans import (
-    Content,
-    SpanData,
-    UnitTimes,
-    content_mode,
-    new_interactions,
-    run_spans,
-    task_spans,
-)
+from ensemble_ray.events.telemetry import spans
 from ensemble_ray.process.concurrency import new_lock, track
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.trace import TraceParent
@@ -34,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 _log = bounded_logger(__name__)
-#: How long process exit waits for unsent spans and metrics, s.
+#: How long process exit waits, s.
 FLUSH_S = 5.0
 
 
@@ -51,10 +40,10 @@ class OpenTelemetryListener(EnsembleListener):
     The variables `OTEL_*` configure the receiver, the service name and the sampling. Needs the extra `otel`.
 
     Args:
-        content: Whether to send prompts, answers, arguments and results; None: as configured by
+        content: Whether to send prompts, answers, arguments and results; None: as in
             `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`, by default no.
-        span_processor: Receives the spans, instead of the OTLP/HTTP exporter that the environment configures.
-        meter_provider: Receives the metrics, instead of the exporter that the environment configures.
+        span_processor: Receives the spans, instead of an OTLP/HTTP exporter.
+        meter_provider: Receives the metrics, instead of an OTLP/HTTP exporter.
 
     Raises:
         ValidationError: the packages are not installed, or a variable or `content` is invalid.
@@ -67,7 +56,7 @@ class OpenTelemetryListener(EnsembleListener):
         span_processor: SpanProcessor | None = None,
         meter_provider: MeterProvider | None = None,
     ) -> None:
-        self._content: Content = content_mode(content, os.environ)
+        self._content: spans.Content = spans.content_mode(content, os.environ)
         self._processor, self._meters = span_processor, meter_provider
         try:
             from ensemble_ray.events.telemetry import otlp as sdk
@@ -76,8 +65,7 @@ class OpenTelemetryListener(EnsembleListener):
             self._is_off = sdk.is_switched_off()
             self._resource = sdk.own_resource()
             if not self._is_off:
-                sdk.samples("", None)  # fail here, and not in the first run, if a variable is invalid
-                # The environment's exporters, if the user passed none.
+                sdk.samples("", None)  # so that an invalid variable fails here
                 self._processor = self._processor or sdk.processor_here()
                 self._meters = self._meters or sdk.meters_here(self._resource)
         except ModuleNotFoundError as error:
@@ -87,13 +75,11 @@ class OpenTelemetryListener(EnsembleListener):
                 f"A variable OTEL_* is wrong: {message_of(error).rstrip('.')}. What to do: correct it, or unset it"
             ) from error
         self._figures = None if self._is_off or self._meters is None else sdk.Histograms(self._meters)
-        #: of running runs, by run id
-        self._units: dict[str, UnitTimes] = {}
+        self._units: dict[str, spans.UnitTimes] = {}
         self._lock = new_lock()
         self._is_closed = False
-        #: sends pending spans and metrics
         self._flusher = Flusher([each for each in (self._processor, self._meters) if each is not None])
-        # Weak: an unreferenced listener flushes and is collected. If it was not closed, the SDK's threads stay.
+        # Weak: an unreferenced listener flushes and is collected.
         _open.add(self._flusher)
 
     def samples(self, run_id: str, caller: TraceParent | None, /) -> bool:
@@ -105,30 +91,27 @@ class OpenTelemetryListener(EnsembleListener):
         if not self._sends:
             return
         with self._lock:
-            self._units.setdefault(event.run_id, UnitTimes()).add(event)
-        self._send(task_spans(event, self._content))
+            self._units.setdefault(event.run_id, spans.UnitTimes()).add(event)
+        self._send(spans.task_spans(event, self._content))
         if self._figures is not None:
-            for interaction in new_interactions(event):
+            for interaction in spans.new_interactions(event):
                 self._figures.add(interaction)
 
     def on_run_traced(self, event: RunTracedEvent, /) -> None:
-        """Send the spans of a run that ended and of its units, without waiting for the receiver."""
+        """Send the spans of a run that ended, without waiting for the receiver."""
         if not self._sends:
             return
         with self._lock:
-            units = self._units.pop(event.run_id, None) or UnitTimes()
-        self._send(run_spans(event, units, self._content))
+            units = self._units.pop(event.run_id, None) or spans.UnitTimes()
+        self._send(spans.run_spans(event, units, self._content))
         self._flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send pending spans and metrics; return whether they were sent in time. Process exit does so automatically.
-
-        A closed listener sends no spans and returns False.
-        """
+        """Send pending data; return whether it was sent in time. A closed listener returns False."""
         return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send pending spans and metrics and end the sending threads; return whether both finished in time.
+        """Send pending data and end the threads; return whether both finished in time.
 
         After the timeout, sending continues in the background. Later spans are not sent.
         """
@@ -140,19 +123,15 @@ class OpenTelemetryListener(EnsembleListener):
     def _sends(self) -> bool:
         return not self._is_off and not self._is_closed
 
-    def _send(self, spans: Iterable[SpanData]) -> None:
+    def _send(self, ended: Iterable[spans.SpanData]) -> None:
         self._flusher.begin()
         if self._processor is not None:
-            for span in spans:
+            for span in ended:
                 self._processor.on_end(self._sdk.readable(span, self._resource))
 
 
-# The thread that flushes span processors and meter providers when a run has ended, so that no run waits for a receiver. Their
-# errors are logged and neither end the thread nor reach a run. The thread holds no reference to the listener.
-
-
 class Flushable(Protocol):
-    """A sender: a span processor or a meter provider."""
+    """A span processor or a meter provider."""
 
     def force_flush(self) -> object:
         """Send pending data."""
@@ -164,10 +143,10 @@ class Flushable(Protocol):
 
 
 class Flusher:
-    """Flushes senders on its own thread on request; a request during a flush starts another flush.
+    """Flushes senders on its own thread; a request during a flush starts another one.
 
-    The thread starts with `begin` or the first request. It ends with `close`, or when the flusher is garbage-collected.
-    It must exist before the process exits, because from Python 3.12 on no thread can start then.
+    The thread starts with `begin`, because none can start at process exit from Python 3.12 on. It ends when the flusher is closed or
+    garbage-collected.
     """
 
     def __init__(self, senders: Sequence[Flushable]) -> None:
@@ -188,30 +167,28 @@ def flush_all(flushers: Sequence[Flusher], timeout_s: float) -> None:
 
 
 class _Work:
-    """The requests of a flusher, and the thread that serves them."""
+    """The requests of a flusher and their thread, which does not refer to the listener."""
 
     def __init__(self, senders: Sequence[Flushable]) -> None:
         self._senders = senders
-        self._changed = threading.Condition()  # with a reentrant lock
+        self._changed = threading.Condition()
         self._asked = 0
         self._done = 0
-        #: number of the last request that failed
         self._failed = 0
         self._thread: threading.Thread | None = None
-        #: whether the thread ends when no request is left
+        #: end after the last request
         self._is_ending = False
-        #: number of the final request, after which the senders are shut down
+        #: request after which the senders are shut down
         self._last: int | None = None
         self._has_told = False
         track(self)
 
     def after_fork(self) -> None:
-        """Reset the thread and the requests; the SDK restarts its own threads."""
         self._changed = threading.Condition()
         self._done, self._thread = self._asked, None
 
     def ask(self) -> int:
-        """Request a flush of the pending data and return the number of the request immediately."""
+        """Request a flush, and return its number."""
         with self._changed:
             self._asked += 1
             self._begin()
@@ -237,7 +214,6 @@ class _Work:
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Flush and shut down the senders; return whether the data was sent and the thread ended in time."""
         ends_at = time.monotonic() + timeout_s
         with self._changed:
             if self._last is None:
@@ -251,12 +227,11 @@ class _Work:
         return is_sent and not thread.is_alive()
 
     def begin(self) -> None:
-        """Start the thread: there is data to send."""
         with self._changed:
             self._begin()
 
     def _begin(self) -> None:
-        """Start the thread; at process exit, when no thread can start, serve the requests on this one."""
+        """Start the thread; at process exit, when none can start, serve the requests on this one."""
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name="ensemble-ray-telemetry", daemon=True)
@@ -288,12 +263,12 @@ class _Work:
             self._changed.notify_all()
 
     def _try(self, calls: Sequence[Callable[[], object]]) -> bool:
-        """Call all of them; return whether none failed. Failures are logged once until a success (S-INT-34)."""
+        """Return whether no call failed. Failures are logged once until a success (S-INT-34)."""
         failure: Exception | None = None
         for each in calls:
             try:
                 each()
-            except Exception as error:  # noqa: BLE001  senders of the user or the SDK may raise any error
+            except Exception as error:  # noqa: BLE001  of the user or the SDK
                 failure = failure or error
         if failure is not None and not self._has_told:
             _log.warning("Spans or metrics cannot be sent: %s: %s", type(failure).__name__, message_of(failure))
@@ -301,7 +276,6 @@ class _Work:
         return failure is None
 
 
-#: Flushers of listeners that are not closed.
 _open = weakref.WeakSet[Flusher]()
 
 

@@ -1,7 +1,4 @@
-"""Exporters to the OTLP/HTTP receiver that `OTEL_EXPORTER_OTLP_*` configures, based on the SDK's exporters.
-
-An unreachable receiver is logged once, not for each failed attempt (S-INT-34).
-"""
+"""Exporters to an OTLP/HTTP receiver. An unreachable one is logged once (S-INT-34)."""
 
 from __future__ import annotations
 
@@ -51,9 +48,8 @@ _log = bounded_logger(__name__)
 _EXPORTER_LOGS = "opentelemetry.exporter"
 _TRACES_PATH = "/v1/traces"
 _DEFAULT_RECEIVER = "http://localhost:4318"
-#: Characters of the shortest secret that is masked in foreign texts: shorter ones would match any word.
+#: Shorter secrets would match any word.
 _SHORTEST_SECRET = 6
-#: Spans per request when a record is sent.
 _BATCH = 512
 
 
@@ -75,21 +71,17 @@ def meters_here(resource: Resource) -> MeterProvider | None:
 
 
 class UnsentError(Exception):
-    """A receiver cannot be reached or refuses spans; the text contains the reason."""
+    """A receiver cannot be reached or refuses spans."""
 
 
 def receiver_here(of: str = OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) -> str:
-    """Return the receiver's URL for spans, or for that variable's data; it may contain a user, a password and a key."""
+    """Return the receiver's URL for spans, or for that variable's data. It may contain secrets."""
     named = (os.environ.get(each) for each in (of, OTEL_EXPORTER_OTLP_ENDPOINT))
     return next((url for url in named if url), _DEFAULT_RECEIVER)
 
 
 def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
-    """Send spans now, and return when the receiver has them.
-
-    Args:
-        spans: The spans.
-        url: URL of the receiver, with or without `/v1/traces`; None: the environment's receiver.
+    """Send spans to a receiver, by default the environment's; `/v1/traces` is added.
 
     Raises:
         UnsentError: the receiver cannot be reached or refuses the spans.
@@ -110,7 +102,7 @@ def send_spans(spans: Sequence[ReadableSpan], url: str | None) -> None:
 
 
 def _hide_secrets(text: str, url: str) -> str:
-    """Return a text about a request without the parts of its URL that may be secret."""
+    """Return a text without the parts of a URL that may be secret."""
     parts = urlsplit(url)
     user, _, _ = parts.netloc.rpartition("@")
     values = (each for _, each in parse_qsl(parts.query))
@@ -166,7 +158,7 @@ class _MetricExporter(OTLPMetricExporter):
 
 
 class _Lines(threading.local):
-    #: collects log lines of this thread; None: they are logged
+    #: None: lines are logged
     taken: list[str] | None = None
 
 
@@ -175,22 +167,20 @@ _filtered: set[str] = set()
 
 
 class _Quiet:
-    """Collects the log lines of the SDK's exporters on this thread during a block, instead of logging them."""
+    """Collects the SDK's log lines on this thread during a block, instead of logging them."""
 
     def __init__(self) -> None:
         self._taken: list[str] = []
 
     @property
     def text(self) -> str:
-        """The last log record, as one line."""
         return str(one_line(self._taken[-1])) if self._taken else ""
 
     def __enter__(self) -> Self:
-        # Filters do not apply to child loggers.
         for name in list(logging.Logger.manager.loggerDict):
             if name.startswith(_EXPORTER_LOGS) and name not in _filtered:
                 _filtered.add(name)
-                # Before the SDK's own filter, which drops repeated lines.
+                # Before the SDK's filter of repeated lines. Filters do not apply to child loggers.
                 logging.getLogger(name).filters.insert(0, _Filter())
         _lines.taken = self._taken
         return self
@@ -209,7 +199,7 @@ class _Filter(logging.Filter):
 
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
 _US, _NS_PER_US = 1_000_000, 1_000
-#: Prefix of the SDK's name for an unnamed service; the process name follows.
+#: The SDK's name for an unnamed service.
 _UNNAMED = "unknown_service"
 _SCOPE = InstrumentationScope("ensemble_ray", package_version())
 
@@ -269,15 +259,15 @@ def readable(span: SpanData, resource: Resource) -> ReadableSpan:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Convert Unix time, rounded to microseconds as in traces: a span must not end after a parent with the same end."""
+    """Convert Unix time, rounded to microseconds, so that no span ends after its parent."""
     return round(seconds * _US) * _NS_PER_US
 
 
 class Histograms:
-    """The histograms of the conventions: tokens and durations of model calls (S-INT-35)."""
+    """The conventions' histograms of tokens and durations (S-INT-35)."""
 
     def __init__(self, provider: MeterProvider) -> None:
-        """Create the histograms; the provider sends them."""
+        """Create the histograms of a provider."""
         meter = provider.get_meter("ensemble_ray", package_version())
         self._tokens = meter.create_histogram(
             gen_ai.TOKEN_USAGE,

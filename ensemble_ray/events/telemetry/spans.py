@@ -1,4 +1,4 @@
-"""Spans as plain data, independent of the SDK so that tests can compare them without it."""
+"""Spans as plain data, independent of the SDK."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ensemble_ray.values.ids import delegating_call, effect_name, node_key
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.trace import CapturedMessage, LlmInteraction, TaskTrace, ToolCallTrace
 
-#: Types of attribute values.
 Attribute: TypeAlias = str | int | float | bool | Sequence[str]
 
 
@@ -38,20 +37,18 @@ class SpanData:
     name: str
     trace_id: str
     span_id: str
-    #: None for a root span
     parent_id: str | None
     started_at: float
     ended_at: float
     kind: Literal["internal", "client"] = "internal"
     attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
     events: Sequence[SpanEvent] = ()
-    #: ids of spans of the same trace that this span follows
+    #: of the same trace, which this span follows
     links: Sequence[str] = ()
     is_error: bool = False
-    #: reason of the error, if content may be sent
+    #: only if content may be sent
     status_text: str = ""
     is_sampled: bool = True
-    #: whether the parent belongs to another program
     has_remote_parent: bool = False
 
 
@@ -60,7 +57,6 @@ def drop_empty(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribut
     return {name: value for name, value in attributes.items() if value is not None and value not in ("", ())}
 
 
-#: The conventions' variable that enables content.
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
@@ -68,20 +64,18 @@ class Content(StrEnum):
     """Where prompts, answers, arguments and results are sent."""
 
     NO_CONTENT = "no_content"
-    #: as attributes of their spans
     SPAN_ONLY = "span_only"
-    #: as events of their spans
     EVENT_ONLY = "event_only"
     SPAN_AND_EVENT = "span_and_event"
 
     @property
     def is_on_spans(self) -> bool:
-        """Whether spans carry content as attributes."""
+        """Whether content is sent as attributes."""
         return self in (Content.SPAN_ONLY, Content.SPAN_AND_EVENT)
 
     @property
     def is_in_events(self) -> bool:
-        """Whether events carry content."""
+        """Whether content is sent as events."""
         return self in (Content.EVENT_ONLY, Content.SPAN_AND_EVENT)
 
 
@@ -94,7 +88,7 @@ _WORDS = {
 
 
 def content_mode(wanted: bool | Content | str | None, environment: Mapping[str, str]) -> Content:  # noqa: FBT001  as the setting is
-    """Return the requested content mode, else the environment's, else `NO_CONTENT`.
+    """Return the requested mode, else the environment's, else `NO_CONTENT`.
 
     Raises:
         ValidationError: the mode is unknown.
@@ -123,9 +117,9 @@ def place_content(
 
 
 def chat_content(trace: TaskTrace, index: int, call_ids: Sequence[Sequence[str]] = ()) -> dict[str, str]:
-    """Return the input and output messages of a model call, as far as the trace contains them.
+    """Return the recorded messages of a model call.
 
-    The capture mode `standard` stores the messages of all calls; otherwise only the first call has messages.
+    Without the capture mode `standard` only the first call has messages.
     """
     interaction = trace.llm_interactions[index]
     told, system = _messages_of(trace, index)
@@ -147,7 +141,7 @@ def _messages_of(trace: TaskTrace, index: int) -> tuple[list[dict[str, object]],
     """Return the messages before an answer, and the system prompt."""
     captured = trace.llm_interactions[index].messages
     if captured:
-        # They were captured after the answer and after the results of its tool requests.
+        # Captured after the answer and the results of its tool requests.
         last = max((place for place, each in enumerate(captured) if each.role == "assistant"), default=len(captured))
         told = [each for each in captured[:last] if each.role != "system"]
         return [_message(each) for each in told], next((m.content or "" for m in captured if m.role == "system"), "")
@@ -160,9 +154,8 @@ def _messages_of(trace: TaskTrace, index: int) -> tuple[list[dict[str, object]],
 
 def _message(message: CapturedMessage) -> dict[str, object]:
     parts = [_text(message.content)] if message.content else []
-    asked = [
-        _request(each.get("id", ""), each.get("name", ""), each.get("arguments", "")) for each in message.tool_calls
-    ]
+    calls = message.tool_calls
+    asked = [_request(each.get("id", ""), each.get("name", ""), each.get("arguments", "")) for each in calls]
     return {"role": message.role, "parts": [*parts, *asked]}
 
 
@@ -183,7 +176,7 @@ def _request(call_id: str, name: str, arguments: str) -> dict[str, object]:
 
 
 def finish_reason(interaction: LlmInteraction) -> str:
-    """Return why a model stopped; by default the conventions' word for the response type."""
+    """Return why a model stopped, by default in the conventions' words."""
     usual = "tool_call" if interaction.response_type == "tool_calls" else "stop"
     return interaction.finish_reason or usual
 
@@ -196,20 +189,23 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-#: Attributes of this project.
 RUN_ID, INSTANCE, STATUS = "ensemble_ray.run.id", "ensemble_ray.task.instance", "ensemble_ray.task.status"
 _OUTCOME = "ensemble_ray.tool.outcome"
-#: One round of a unit, as a part of an instance path.
 _ROUND = re.compile(r"(?:loop|phase|graph):[^/]*#\d+")
 
 
 def task_spans(event: TaskTracedEvent, content: Content = Content.NO_CONTENT) -> list[SpanData]:
-    """Return the span of an execution and the spans of its effects, in order of their start."""
+    """Return the spans of an execution and its effects, in order of their start."""
     spans = [_execution(event, content)]
     for interaction in event.trace.llm_interactions:
         if _is_new(event, interaction.started_at):
             spans.append(_chat(event, interaction, content))
-        if _has_new_tools(event, interaction):
+        # A beginning reports the calls of a turn when all have ended. A call that it cut short is repeated or unknown. Calls
+        # without duration reached no tool.
+        if _is_new(event, interaction.started_at) or any(
+            call.outcome == "unknown" or (call.duration and _is_new(event, call.completed_at))
+            for call in interaction.tool_calls
+        ):
             for number, call in enumerate(interaction.tool_calls):
                 spans.append(_tool(event, (interaction.iteration_index, number), call, content))
     return spans
@@ -221,20 +217,7 @@ def new_interactions(event: TaskTracedEvent) -> list[LlmInteraction]:
 
 
 def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
-    """Return whether no earlier beginning of the run has reported an effect of that time."""
     return at.timestamp() >= event.tracing.reported_until
-
-
-def _has_new_tools(event: TaskTracedEvent, interaction: LlmInteraction) -> bool:
-    """Return whether no earlier beginning has reported the tool calls of an answer; it may have reported the answer.
-
-    A beginning reports the calls of a turn when all of them have ended. A call that was cut short by the end of that
-    beginning is repeated or has an unknown outcome. Calls without duration reached no tool; they carry the report's time.
-    """
-    if _is_new(event, interaction.started_at):
-        return True
-    calls = interaction.tool_calls
-    return any(call.outcome == "unknown" or (call.duration and _is_new(event, call.completed_at)) for call in calls)
 
 
 def parent_of(event: TaskTracedEvent) -> str:
@@ -248,7 +231,7 @@ def parent_of(event: TaskTracedEvent) -> str:
 
 
 def rounds_around(instance: str) -> list[str]:
-    """Return the rounds of units around an execution, outer ones first; task names may contain slashes, too.
+    """Return the rounds of units around an execution, outer ones first.
 
     Examples:
         >>> rounds_around("graph:triage#3/loop:refine#1/writer#0")
@@ -325,7 +308,7 @@ def _chat(event: TaskTracedEvent, interaction: LlmInteraction, content: Content)
 
 
 def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, content: Content) -> SpanData:
-    """Return the span of a tool call; `place`: index of the requesting model call, and of the request within it."""
+    """Return the span of a tool call. `place` is the model call and the request within it."""
     tracing, (turn, number) = event.tracing, place
     is_error = call.outcome != "success"
     own: dict[str, Attribute | None] = {
@@ -335,24 +318,18 @@ def _tool(event: TaskTracedEvent, place: tuple[int, int], call: ToolCallTrace, c
         gen_ai.TOOL_CALL_ID: call_id_of(event.call_ids, *place),
         gen_ai.AGENT_NAME: event.trace.agent_role,
         _OUTCOME: call.outcome,
-        # The model receives a tool's error as text; its class is not recorded.
+        # The class of a tool's error is not recorded.
         gen_ai.ERROR_TYPE: call.outcome if is_error else None,
     }
     ended_at = call.completed_at.timestamp()
-    said = (
-        {}
-        if content is Content.NO_CONTENT
-        else {
-            gen_ai.TOOL_ARGUMENTS: call.arguments,
-            gen_ai.TOOL_RESULT: call.result,
-        }
-    )
+    said = {gen_ai.TOOL_ARGUMENTS: call.arguments, gen_ai.TOOL_RESULT: call.result}
+    said = {} if content is Content.NO_CONTENT else said
     attributes, events = place_content(said, content, at=ended_at)
     return SpanData(
         name=f"{gen_ai.EXECUTE_TOOL} {call.tool_name}",
         trace_id=tracing.trace_id,
         span_id=tracing.effect_span(effect_name(event.instance, turn, f"call-{number}")),
-        # In the conventions, tool calls are children of the agent and siblings of the requesting answers.
+        # In the conventions, tool calls are siblings of the requesting answers.
         parent_id=tracing.execution_span(event.instance),
         started_at=call.started_at.timestamp(),
         ended_at=ended_at,
@@ -369,7 +346,6 @@ def _drop_unknown(tokens: int) -> int | None:
 
 _WORKFLOW, _EXIT_REASON, _BEGINNING = "ensemble_ray.workflow", "ensemble_ray.exit_reason", "ensemble_ray.run.beginning"
 _UNIT, _UNIT_NAME, _UNIT_ROUND = "ensemble_ray.unit", "ensemble_ray.unit.name", "ensemble_ray.unit.round"
-#: Names of the rounds of each kind of unit.
 _ROUNDS = {"loop": "iteration", "phase": "attempt", "graph": "step"}
 
 
@@ -385,18 +361,18 @@ class UnitTimes:
 
     @property
     def first(self) -> float | None:
-        """Start of the first execution in the run's first beginning, Unix time, s, or None."""
+        """Start of the first execution in the first beginning, Unix time, s."""
         return self._first
 
     def add(self, event: TaskTracedEvent) -> None:
         """Add an execution."""
         began, ended = event.trace.started_at.timestamp(), event.trace.completed_at.timestamp()
-        if not event.tracing.beginning:  # in a later beginning, a task may have waited for days
+        if not event.tracing.beginning:  # later, a task may have waited for days
             self._first = began if self._first is None else min(self._first, began)
         if delegating_call(event.instance) is not None:
             return
         for around in rounds_around(event.instance):
-            for path in (around.rpartition("#")[0], around):  # a unit and its round: `loop:refine`, `loop:refine#2`
+            for path in (around.rpartition("#")[0], around):  # `loop:refine`, `loop:refine#2`
                 first, last = self._times.get(path, (began, ended))
                 self._times[path] = min(first, began), max(last, ended)
 
@@ -419,7 +395,7 @@ def run_spans(event: RunTracedEvent, units: UnitTimes, content: Content = Conten
         _BEGINNING: tracing.beginning or None,
         gen_ai.ERROR_TYPE: (event.error_type or "_OTHER") if is_error else None,
     }
-    # The clock of the process that executed a task may differ from the clock of the process that reports the run.
+    # Clocks of processes may differ.
     started_at = event.started_at if units.first is None else min(event.started_at, units.first)
     run = SpanData(
         name=f"{gen_ai.INVOKE_WORKFLOW} {event.name}".rstrip(),
@@ -447,15 +423,9 @@ def _unit(event: RunTracedEvent, path: str, started_at: float, ended_at: float) 
         shown, above = f"{_ROUNDS.get(template, 'round')} {int(number) + 1}", path.rpartition("#")[0]
     else:
         shown, above = f"{template} {name}".rstrip(), outer
-    attributes = drop_empty(
-        {
-            RUN_ID: event.run_id,
-            INSTANCE: path,
-            _UNIT: template,
-            _UNIT_NAME: name,
-            _UNIT_ROUND: int(number) + 1 if mark else None,
-        }
-    )
+    round_number = int(number) + 1 if mark else None
+    own_attributes = {INSTANCE: path, _UNIT: template, _UNIT_NAME: name, _UNIT_ROUND: round_number}
+    attributes = drop_empty({RUN_ID: event.run_id, **own_attributes})
     return SpanData(
         name=shown,
         trace_id=tracing.trace_id,
