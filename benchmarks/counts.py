@@ -177,7 +177,8 @@ def _run_counted(job: str, size: int, url: str) -> Figures:
         counts: Figures = {"calls": 0, "own": 0, "switches": switches}
         for (file, _line, _name), (_primitive, calls, *_) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]  # untyped there
             counts["calls"] += calls
-            counts["own"] += calls if file.startswith(str(ROOT)) else 0
+            # An environment inside the repository contains libraries.
+            counts["own"] += calls if file.startswith(str(ROOT)) and "site-packages" not in file else 0
         return counts
 
     setting = Setting(url=url, runtime="inline", size=size, durability="effects", extra={"slots": 50})

@@ -6,7 +6,6 @@ Names are imported on first use, so that neither Ray nor a model's SDK is loaded
 
 import importlib
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
 #: Public names by module. The modules in `MODULES` document the names that a first-time reader does not need.
@@ -124,7 +123,7 @@ _names = [name for names in _EXPORTS.values() for name in names.split()]
 __all__ = sorted(_names)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]  checkers read the stub
 
 
-class _MovedModules(MetaPathFinder):
+class _MovedModules:  # without `importlib.abc`, which loads a dozen modules
     """Finds modules of the package under their old names."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002

@@ -6,27 +6,27 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Generic, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack, cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.events import Event
-from ensemble_ray.plan.plan import Plan
-from ensemble_ray.plan.planner import plan_run
-from ensemble_ray.ports import ChatModel
-from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import ResumeState
-from ensemble_ray.runs.planned import PlannedLauncher, check
-from ensemble_ray.runs.ports import Runtime
-from ensemble_ray.runtime import connect
-from ensemble_ray.values.messages import ChatMessage
-from ensemble_ray.values.outputs import EnsembleOutput
-from ensemble_ray.values.task_output import OutputType
 
-R = TypeVar("R", bound=Run)
+# What plans and runs need is imported with the first of them.
+if TYPE_CHECKING:
+    from ensemble_ray.events import Event
+    from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.runs.handle import Run
+    from ensemble_ray.runs.launching import ResumeState
+    from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray.values.messages import ChatMessage
+    from ensemble_ray.values.outputs import EnsembleOutput
+    from ensemble_ray.values.task_output import OutputType
+
+R = TypeVar("R", bound="Run")
 Update = TypeVar("Update")
 
 #: Time that Ctrl-C waits for a run to release its resources, s.
@@ -114,6 +114,8 @@ class Startable(Generic[R]):
             has_event_readers: Whether the caller reads `events()`.
             resumption: State of a run that is already in the record; None: a new run.
         """
+        from ensemble_ray.runtime import connect
+
         begin = self._prepare(inputs, options, keeps_items=is_watched)
         return begin(
             runtime=connect(runtime),
@@ -130,7 +132,7 @@ class Startable(Generic[R]):
         raise NotImplementedError
 
 
-class Ensemble(EnsembleDefinition, Startable[Run]):
+class Ensemble(EnsembleDefinition, Startable["Run"]):
     """A team of agents and its tasks. It may run many times, also at the same time."""
 
     async def stream(
@@ -156,6 +158,9 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         Raises:
             ValidationError, PromptTemplateError: as `run`.
         """
+        from ensemble_ray.plan.planner import plan_run
+        from ensemble_ray.runs.planned import check
+
         return plan_run(self, check(self, inputs)).plan
 
     def _prepare(
@@ -165,6 +170,9 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         *,
         keeps_items: bool,  # noqa: ARG002  a plan has no items
     ) -> Callable[..., Run]:
+        from ensemble_ray.runs.handle import Run
+        from ensemble_ray.runs.planned import PlannedLauncher
+
         definition = self.with_options(options).with_dashboard_parts()
         return partial(Run, PlannedLauncher(definition, inputs), origin=self.source)
 

@@ -22,13 +22,12 @@ from ensemble_ray.definition.task import Task, WithReflection
 from ensemble_ray.ensemble import Ensemble, Startable, stream_run
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_factories import StaticTree, static_tree
-from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.planned import PlannedLauncher
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_options import RunFields, RunOptions
     from ensemble_ray.events import Event
     from ensemble_ray.ports import ChatModel
+    from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
@@ -180,6 +179,9 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         definition = self.with_options(options).with_dashboard_parts()
         if not self.is_planned:
             return _over_items(definition, inputs, keeps_items=keeps_items)
+        from ensemble_ray.runs.handle import Run
+        from ensemble_ray.runs.planned import PlannedLauncher
+
         ensemble = self.to_ensemble().with_options(options).with_dashboard_parts()
         return partial(Run, PlannedLauncher(ensemble, inputs), origin=self.source)
 

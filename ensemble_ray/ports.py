@@ -368,17 +368,17 @@ class Services:
     driver: DriverServices | None = None
 
 
-_services: ContextVar[Services] = ContextVar("ensemble_ray_services")
+SERVICES: ContextVar[Services] = ContextVar("ensemble_ray_services")
 
 
 def services() -> Services | None:
     """Return the services of the current context; None outside a run."""
-    return _services.get(None)
+    return SERVICES.get(None)
 
 
 def use_services(chosen: Services) -> AbstractContextManager[None]:
     """Use these services inside the block."""
-    return ScopedVariable(_services, chosen)
+    return ScopedVariable(SERVICES, chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.fields import nearest
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.config import Settings
-from ensemble_ray.runs.ports import Runtime
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.runtime import RayRuntime
+    from ensemble_ray.runs.ports import Runtime
 
 _NAMES = ("inline", "ray")
 _shared: dict[str, Runtime] = {}

@@ -18,7 +18,6 @@ from ensemble_ray.errors import ToolConfigurationError, ValidationError
 from ensemble_ray.ports import RunsTask
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.text.foreign_text import whole_text
-from ensemble_ray.tools.a2a import client
 from ensemble_ray.tools.tool import AgentTool
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.messages import ChatMessage, Effect, OnIncomplete
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.events import Event
     from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray.tools.a2a.client import AgentAddress
 
     #: An earlier output, or alternating questions and answers.
     History: TypeAlias = AgentOutput[Any] | Sequence[ChatMessage]
@@ -272,6 +272,8 @@ class RemoteAgent(Agent):
     def _connect(cls, arguments: dict[str, Any]) -> None:
         if not isinstance(arguments.get("runner"), _Asker | None):
             raise ValidationError("RemoteAgent already has a runner: leave out runner, or use an Agent")
+        from ensemble_ray.tools.a2a import client  # few agents are remote
+
         connect_timeout = arguments.get("connect_timeout", _CONNECT_S)
         address = client.AgentAddress.of(
             arguments.get("url", ""),
@@ -299,6 +301,8 @@ class RemoteAgent(Agent):
     @classmethod
     async def adiscover(cls, url: str, **fields: Any) -> RemoteAgent:
         """`discover` for async code."""
+        from ensemble_ray.tools.a2a import client
+
         known = cls(url, **fields)
         try:
             card = await client.fetch_card(cast("_Asker", known.runner).address)
@@ -316,6 +320,8 @@ class RemoteAgent(Agent):
 
         The default name is `ask_` and the last part of its URL.
         """
+        from ensemble_ray.tools.a2a import client
+
         return client.A2ATool(
             self.url,
             name=name,
@@ -358,11 +364,13 @@ def _answer_of(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    address: client.AgentAddress
+    address: AgentAddress
     timeout_s: float
     effect: Effect
 
     async def run(self, request: TaskRequest) -> AsyncGenerator[str | TaskAnswer]:
+        from ensemble_ray.tools.a2a import client
+
         said = [f"{each.role.capitalize()}: {each.content or ''}" for each in request.history]
         asking = client.ask_agent(
             self.address,

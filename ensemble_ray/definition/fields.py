@@ -198,7 +198,8 @@ class Identified(Value):
         return self.object_id == other.object_id
 
     def __hash__(self) -> int:
-        return hash(self.object_id)
+        private: Any = self.__pydantic_private__
+        return hash(private["_object_id"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,7 @@ class RunRules(Value):
     review_handler: _ReviewHandler = None
     review_policy: fields.ReviewPolicyField = fields.initially(ReviewPolicy.NEVER)
     review_wait: fields.ReviewWaitField = fields.initially(ReviewWait.ATTACHED)
-    retry: RetryPolicy | None = RetryPolicy()
+    retry: RetryPolicy | None = Field(default_factory=RetryPolicy)
     on_incomplete: OnIncomplete = "warn"
 
     @fields.checks_arguments

@@ -46,6 +46,7 @@ from ensemble_ray.values.trace import (
     TaskPrompts,
     TaskTrace,
     ToolCallTrace,
+    jsonable,
 )
 from ensemble_ray.values.value import utc_of
 
@@ -104,17 +105,18 @@ class ToolEffect:
 
     def as_trace(self, *, has_parsed_input: bool) -> ToolCallTrace:
         started, completed = utc_of(self.started_at), utc_of(self.started_at + self.duration_s)
-        return ToolCallTrace(
+        return ToolCallTrace.unchecked(
             tool_name=self.call.name,
             arguments=self.call.arguments,
             result=self.text,
-            structured_output=self.structured_output,
+            structured_output=jsonable(self.structured_output),
             started_at=started,
             completed_at=completed,
             duration=completed - started,
             outcome=self.outcome,
             repairs=self.repairs,
-            parsed_input=_parse_object(self.call.arguments) if has_parsed_input else None,
+            parsed_input=jsonable(_parse_object(self.call.arguments)) if has_parsed_input else None,
+            metadata={},
         )
 
 
@@ -158,7 +160,7 @@ class ModelEffect:
     def as_trace(self, index: int, *, has_parsed_inputs: bool) -> LlmInteraction:
         started, completed = utc_of(self.started_at), utc_of(self.started_at + self.latency_s)
         usage = self.response.usage
-        return LlmInteraction(
+        return LlmInteraction.unchecked(
             iteration_index=index,
             started_at=started,
             completed_at=completed,
@@ -368,11 +370,10 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
-        memory = self.memory or MemoryUse()
-        return TaskMetrics(
+        return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
-            total_tokens=add_tokens((input_tokens, output_tokens)),
+            total_tokens=UNKNOWN_TOKENS if input_tokens < 0 or output_tokens < 0 else input_tokens + output_tokens,
             reasoning_tokens=reasoning,
             llm_latency=timedelta(seconds=llm_s),
             tool_execution_time=timedelta(seconds=tools_s),
@@ -383,8 +384,8 @@ class TaskEffects:
             incomplete_answers=incomplete,
             delegation_count=sum([each.is_started for each in self.delegations]),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
-            memory_retrieval_time=timedelta(seconds=memory.reading_s),
-            memory_operations=MemoryOperationCounts.ZERO if self.memory is None else memory.counts,
+            memory_retrieval_time=timedelta(seconds=0 if self.memory is None else self.memory.reading_s),
+            memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
 
     def trace(
@@ -394,7 +395,7 @@ class TaskEffects:
         # The clock of the process that ends a task may be behind the clock of the process that started it.
         started, completed = utc_of(self.started_at), utc_of(max(completed_at, self.started_at))
         is_full = self.capture_mode is CaptureMode.FULL
-        return TaskTrace(
+        return TaskTrace.unchecked(
             task_description=self.task_description,
             expected_output=self.expected_output,
             agent_role=self.agent_role,
@@ -411,7 +412,7 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
-            metadata=self.metadata,
+            metadata=jsonable(metadata) if (metadata := self.metadata) else metadata,
         )
 
     def cancelled_trace(self, trace: TaskTrace) -> TaskTrace | None:

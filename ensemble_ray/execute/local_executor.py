@@ -113,9 +113,15 @@ class LocalExecutor:
         key, agent = order.agent_key or "", order.agent
         if agent is not None and agent.max_concurrency is not None and key not in self._slots:
             self._slots[key] = asyncio.Semaphore(agent.max_concurrency)  # the first task of its template
-        async with Slot(self._slots.get(key)) as slot:
+        slots = self._slots.get(key)
+        slot = Slot(slots)
+        if slots is not None:
+            await slot.acquire()
+        try:
             self._began_at[order.instance] = SystemClock.now()
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
+        finally:
+            slot.release()
         self._report(order, asyncio.current_task(), result)
 
     def _on_done(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
@@ -126,15 +132,10 @@ class LocalExecutor:
             self._report(order, task, self._empty(order, "failed", error))
 
     def _abandon(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
-        if self._is_current(order, task):
+        if (held := self._tasks.get(order.instance)) is not None and held[1] is task:
             self.left_behind += 1
             _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
             self._report(order, task, self._empty(order, "cancelled"))
-
-    def _is_current(self, order: TaskOrder, task: asyncio.Task[None] | None) -> bool:
-        """Whether an asyncio task still runs the order; a stopped order may have been started again."""
-        held = self._tasks.get(order.instance)
-        return held is not None and held[1] is task
 
     def _empty(
         self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
@@ -143,7 +144,8 @@ class LocalExecutor:
         return order.result(status, self._runner.ports.clock.now(), failure=failure)
 
     def _report(self, order: TaskOrder, task: asyncio.Task[None] | None, result: TaskResult) -> None:
-        if not self._is_current(order, task):
+        held = self._tasks.get(order.instance)
+        if held is None or held[1] is not task:  # a stopped order may have been started again
             return
         del self._tasks[order.instance]
         self._began_at.pop(order.instance, None)

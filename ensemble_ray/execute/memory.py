@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
 
@@ -20,7 +19,7 @@ from ensemble_ray.errors.texts import describe
 from ensemble_ray.events import TaskReflectedEvent
 from ensemble_ray.execute.agent.attempts import ask_once
 from ensemble_ray.execute.agent.context_window import estimated_input
-from ensemble_ray.execute.effects import MemoryUse, TaskEffects
+from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.scope import RunReflections, TaskScope, answer_tokens
 from ensemble_ray.facts.effects import (
     MemoryRecalled,
@@ -45,17 +44,6 @@ from ensemble_ray.values.value import utc_of
 _MEMORY, _EDIT = "memory", "memory-edit"
 #: Kinds of memory that can accept a note.
 _SHORT_TERM, _LONG_TERM = "short_term", "long_term"
-
-
-@contextmanager
-def memory_counted(scope: TaskScope) -> Generator[None]:
-    """Count the memory operations inside the block, in every capture mode (S-MEM-100)."""
-    if _rules(scope) is not None:
-        scope.effects.memory_listener = scope.effects.memory = MemoryUse()
-    try:
-        yield
-    finally:
-        scope.effects.memory_listener = None
 
 
 async def recall(scope: TaskScope) -> RecalledMemory | None:

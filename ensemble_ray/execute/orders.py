@@ -185,11 +185,16 @@ class TaskResult(Generic[Output_co, Failure_co]):
 
 def count_incomplete(result: TaskResult) -> int:
     """Count the answers of a task and its workers that were cut off or empty (S-MR-205)."""
-    outputs = (*(() if result.output is None else (result.output,)), *(output for _, output in result.delegated))
-    traces = (*(each.trace for each in outputs), result.trace, *result.failed_delegations)
-    return sum(
-        each.metrics.incomplete_answers for trace in traces if trace is not None for each in trace.with_workers()
-    )
+    traces = [result.trace, None if result.output is None else result.output.trace, *result.failed_delegations]
+    if result.delegated:
+        traces += [output.trace for _, output in result.delegated]
+    count = 0
+    for trace in traces:
+        if trace is not None:
+            count += trace.metrics.incomplete_answers
+            if trace.delegations:
+                count += sum([each.metrics.incomplete_answers for each in trace.with_workers() if each is not trace])
+    return count
 
 
 # Orders of tasks.

@@ -22,13 +22,13 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.errors.travel import is_out_of_credit
-from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent, TaskTracedEvent
-from ensemble_ray.events.telemetry.active import execution_span
+from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent, TaskTracedEvent
+from ensemble_ray.events.telemetry.active import NO_SPAN, execution_span
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.callables import check_guardrails
-from ensemble_ray.execute.effects import TaskEffects, is_work, recorded_output, recorded_workers
+from ensemble_ray.execute.effects import MemoryUse, TaskEffects, is_work, recorded_output, recorded_workers
 from ensemble_ray.execute.handler import run_handler
-from ensemble_ray.execute.memory import memory_counted, reflect, remember
+from ensemble_ray.execute.memory import reflect, remember
 from ensemble_ray.execute.orders import (
     Peers,
     RunContext,
@@ -51,8 +51,8 @@ from ensemble_ray.execute.scope import RunnerPorts, Slot, TaskScope, exit_of, re
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
-from ensemble_ray.ports import Persistence, use_services
-from ensemble_ray.process.context import bounded_logger, log_context
+from ensemble_ray.ports import SERVICES, Persistence
+from ensemble_ray.process.context import LOG_FIELDS, bounded_logger
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import model_for
@@ -78,65 +78,81 @@ class TaskRunner:
 
         `is_stopped` is whether the run cancelled the task. Else a `CancelledError` is an error of user code.
         """
-        result = await self._run(apply_changes(order), slot or Slot(), is_stopped)
-        return replace(result, incomplete_answers=count_incomplete(result))
-
-    async def _run(self, order: TaskOrder, slot: Slot, is_stopped: Callable[[], bool]) -> TaskResult:
+        order = apply_changes(order)
+        slot = slot or Slot()
         scope = self._scope(order, {}, slot)
-        # `is_whole`: a task that was delegated inside this process must not inherit the log fields of its caller.
-        with use_services(self.ports.services), log_context(_log_fields(self.context, order), is_whole=True):
-            try:
-                if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
-                    scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
-                if order.reflects_on is not None:  # an output that was accepted after its task had ended
-                    await reflect(scope, order.reflects_on, self._agent_of(order), is_stopped=is_stopped)
-                    return order.result("completed", self.ports.clock.now())
+        # A task that was delegated inside this process must not inherit the log fields of its caller.
+        fields, used = LOG_FIELDS.set(_log_fields(self.context, order)), SERVICES.set(self.ports.services)
+        try:
+            if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
+                scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
+            if order.reflects_on is not None:  # an output that was accepted after its task had ended
+                await reflect(scope, order.reflects_on, self._agent_of(order), is_stopped=is_stopped)
+                return order.result("completed", self.ports.clock.now())
+            has_gates = self.context.review_policy is not None or bool(scope.recorded_facts)
+            if has_gates:
                 await review_before_task(scope)
-                _announce_start(scope)
-                if (ended := await self._recorded_end(scope)) is not None:
-                    return ended
-                with memory_counted(scope), execution_span(self.context.tracing, order.instance):
-                    output = await remember(scope, await self._execute(scope))
-                reviewed = await review_output(scope, output)
-                if not order.is_reflected_later:
-                    await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
-                exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
-                until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
-                await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
-                return self._completed(scope, reviewed)
-            except asyncio.CancelledError as error:
-                if is_stopped():
-                    result = self._unfinished(scope, "cancelled", None)
-                    _announce_trace(scope, result.trace, "cancelled")
-                    return result
-                # User code raised the error, or cancelled its own asyncio task.
+            _announce_start(scope)
+            if scope.recorded_facts and (ended := await self._recorded_end(scope)) is not None:
+                return ended
+            try:
+                with NO_SPAN if self.context.tracing is None else execution_span(self.context.tracing, order.instance):
+                    output = await self._execute(scope)
+            finally:
+                scope.effects.memory_listener = None
+            reviewed = await review_output(scope, output) if has_gates else ReviewedOutput(output)
+            if order.task.reflection_config is not None and not order.is_reflected_later:
+                await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
+            exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
+            until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
+            await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
+            return self._completed(scope, reviewed)
+        except BaseException as error:  # noqa: BLE001  each error is a result
+            return await self._end(scope, error, is_stopped)
+        finally:
+            LOG_FIELDS.reset(fields)
+            SERVICES.reset(used)
+
+    async def _end(self, scope: TaskScope, error: BaseException, is_stopped: Callable[[], bool]) -> TaskResult:
+        """Return the result of a task that an error ended."""
+        match error:
+            case asyncio.CancelledError() if is_stopped():
+                result = self._unfinished(scope, "cancelled", None)
+                _announce_trace(scope, result.trace, "cancelled")
+                return result
+            case asyncio.CancelledError():  # user code raised the error, or cancelled its own asyncio task
+                order = scope.order
                 text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._fail(scope, failure)
-            except ReviewOpenError as suspended:
-                return replace(self._unfinished(scope, "waiting", None), open_reviews=suspended.reviews)
-            except ExitEarlyError as exit_early:
-                result = self._unfinished(scope, "exited", exit_early)
+            case ReviewOpenError():
+                return replace(self._unfinished(scope, "waiting", None), open_reviews=error.reviews)
+            case ExitEarlyError():
+                result = self._unfinished(scope, "exited", error)
                 call, text = scope.effects.early_exit
                 await scope.note_end(ExitRecorded(reason=result.exit_reason, call=call, text=text))
-                _announce_trace(scope, result.trace, "exited", exit_early)
+                _announce_trace(scope, result.trace, "exited", error)
                 return result
-            except BaseException as error:  # noqa: BLE001  each error is a result
+            case _:
                 return await self._fail(scope, error)
 
     def _scope(self, order: TaskOrder, recorded_facts: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
         # A task that an earlier process started keeps its start time.
-        starts = [began_at(fact) for fact in recorded_facts.values() if is_not_review(fact)]
+        started_at, is_recorded = self.ports.clock.now(), False
+        for fact in recorded_facts.values():
+            is_recorded = is_recorded or is_work(fact.data)
+            if is_not_review(fact):
+                started_at = min(started_at, began_at(fact))
         effects = TaskEffects(
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min([self.ports.clock.now(), *starts]),
+            started_at=started_at,
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
             instance=order.instance,
-            is_recorded=any(is_work(fact.data) for fact in recorded_facts.values()),
+            is_recorded=is_recorded,
         )
         return TaskScope(
             context=self.context,
@@ -146,6 +162,7 @@ class TaskRunner:
             recorded_facts=recorded_facts,
             slot=slot,
             peers=self.peers,
+            is_manager=self.context.hierarchy is not None and not order.depth,
         )
 
     def _agent_of(self, order: TaskOrder) -> Agent | None:
@@ -169,29 +186,34 @@ class TaskRunner:
             )
         if order.input_guardrails:
             await self.ports.journal.flush()  # user code depends on the context from here on
-        await check_guardrails(order, callables, stage="input")
+            await check_guardrails(order, callables, stage="input")
+        uses_memory = self.context.memory is not None and not scope.is_manager
+        if uses_memory:
+            scope.effects.memory_listener = scope.effects.memory = MemoryUse()  # in every capture mode (S-MEM-100)
         loop: AgentLoop | None = None
         structured: object
         if (agent := self._agent_of(order)) is None:
             text, structured = await run_handler(scope)
         else:
             loop = AgentLoop(scope, agent)
-            text, structured = await loop.run()
-        while True:
-            if order.output_guardrails:
-                await self.ports.journal.flush()  # user code depends on the answer from here on
+            text, structured = await loop.answer(await loop.prepare())
+        while order.output_guardrails:
+            await self.ports.journal.flush()  # user code depends on the answer from here on
             may_ask_again = loop is not None and loop.may_ask_again
             objection = await check_guardrails(
                 order, callables, stage="output", text=text, parsed=structured, may_ask_again=may_ask_again
             )
             if objection is None or loop is None:
                 break
-            text, structured = await loop.retry_answer(objection)
+            text, structured = await loop.answer(loop.refuse_answer(objection))
         metrics = scope.effects.metrics(self.context.cost)
         trace = scope.effects.trace(
-            completed_at=work_ended_at(scope), final_output=text, parsed_output=structured, metrics=metrics
+            completed_at=work_ended_at(scope) if scope.recorded_facts else self.ports.clock.now(),
+            final_output=text,
+            parsed_output=structured,
+            metrics=metrics,
         )
-        return TaskOutput(
+        output = TaskOutput.unchecked(
             raw=text,
             task_description=order.task.description,
             agent_role=order.agent_role,
@@ -203,26 +225,27 @@ class TaskRunner:
             metrics=metrics,
             trace=trace,
         )
+        return await remember(scope, output) if uses_memory else output
 
     # Ends of a task.
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
         """Return the end that an earlier process recorded before it died, or None."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
-        if not recorded_facts:
-            return None
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             reviewed = ReviewedOutput(output, recorded_exit(recorded_facts, instance))
             return await self._with_workers(scope, self._completed(scope, reviewed))
         if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
             failed = await self._with_workers(scope, self._unfinished(scope, "failed", error))
-            failed = replace(
-                failed,
-                at=fact.at,
-                duration_s=max(0.0, fact.at - scope.effects.started_at),
-                failure=TaskFailure(error=error, trace=read_trace(fact) or failed.trace),
-                attempts=fact.data.attempts,
+            failed = _counted(
+                replace(
+                    failed,
+                    at=fact.at,
+                    duration_s=max(0.0, fact.at - scope.effects.started_at),
+                    failure=TaskFailure(error=error, trace=read_trace(fact) or failed.trace),
+                    attempts=fact.data.attempts,
+                )
             )
             _announce_failure(scope, failed)
             return failed
@@ -236,12 +259,12 @@ class TaskRunner:
         if not scope.is_manager:
             return result
         delegated, failed_delegations = await recorded_workers(self.ports.journal, scope.recorded_facts)
-        return replace(result, delegated=delegated, failed_delegations=failed_delegations)
+        return _counted(replace(result, delegated=delegated, failed_delegations=failed_delegations))
 
     def _completed(self, scope: TaskScope, reviewed: ReviewedOutput) -> TaskResult:
         order, output = scope.order, reviewed.output
         _announce_completion(scope, output)
-        return order.result(
+        result = order.result(
             "completed" if reviewed.exit_reason is None else "exited",
             output.completed_at.timestamp(),
             exit_reason=reviewed.exit_reason or ExitReason.USER_EXIT_EARLY,
@@ -250,9 +273,10 @@ class TaskRunner:
             text=output.raw if order.wants_text else None,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
-            delegated=scope.delegated,
-            failed_delegations=scope.failed_delegations,
+            delegated=scope.delegated if scope.is_manager else (),
+            failed_delegations=scope.failed_delegations if scope.is_manager else (),
         )
+        return _counted(result)
 
     async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
         order, result = scope.order, self._unfinished(scope, "failed", error)
@@ -285,7 +309,7 @@ class TaskRunner:
         metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics)
         shown = effects.cancelled_trace(trace) if status == "cancelled" else trace
-        return order.result(
+        result = order.result(
             status,
             at,
             duration_s=max(0.0, at - effects.started_at),
@@ -294,9 +318,16 @@ class TaskRunner:
             tool_call_count=effects.tool_call_count,
             attempts=effects.attempts,
             exit_reason=reason_of(error),
-            delegated=scope.delegated,
-            failed_delegations=scope.failed_delegations,
+            delegated=scope.delegated if scope.is_manager else (),
+            failed_delegations=scope.failed_delegations if scope.is_manager else (),
         )
+        return _counted(result)
+
+
+def _counted(result: TaskResult) -> TaskResult:
+    """Return the result with the number of its incomplete answers."""
+    count = count_incomplete(result)
+    return result if count == result.incomplete_answers else replace(result, incomplete_answers=count)
 
 
 def apply_changes(order: TaskOrder) -> TaskOrder:
@@ -319,6 +350,10 @@ def apply_changes(order: TaskOrder) -> TaskOrder:
 # Events and log lines.
 
 
+#: Characters of a description in log lines.
+_SHOWN = 80
+
+
 def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + "..."
 
@@ -330,8 +365,10 @@ def _log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
         if context.hierarchy is None or order.depth > 1:
             fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
     elif context.workflow == "sequential":
-        fields["task.index"] = f"{order.index}/{_total(context, order)}"
-        fields["task.description"] = cut(order.task.description, 80)
+        total = context.total_tasks if order.total_tasks is None else order.total_tasks
+        fields["task.index"] = f"{order.index}/{total}"
+        description = order.task.description
+        fields["task.description"] = description if len(description) <= _SHOWN else cut(description, _SHOWN)
     return fields
 
 
@@ -353,20 +390,22 @@ def _title(scope: TaskScope) -> str:
 
 def _announce_start(scope: TaskScope) -> None:
     order = scope.order
-    _emit(scope, TaskStartEvent, lambda: TaskStartEvent(**_fields_of_events(scope)))
+    if not order.depth:  # a delegated task has delegation events
+        scope.emit(TaskStartEvent, lambda: TaskStartEvent(**_fields_of_events(scope)))
     if _log.isEnabledFor(logging.INFO):  # the title is built only if it is logged
         title = _title(scope)
-        _log.info("%s starting: %s [%s]", title, cut(order.task.description, 80), order.agent_role)
+        _log.info("%s starting: %s [%s]", title, cut(order.task.description, _SHOWN), order.agent_role)
         _log.debug("%s has %d context outputs", title, len(order.context))
 
 
 def _announce_completion(scope: TaskScope, output: TaskOutput) -> None:
-    _emit(
-        scope,
-        TaskCompleteEvent,
-        lambda: TaskCompleteEvent(task_output=output, duration=output.duration, **_fields_of_events(scope)),
-    )
-    _announce_trace(scope, output.trace, "completed")
+    if not scope.order.depth:
+        scope.emit(
+            TaskCompleteEvent,
+            lambda: TaskCompleteEvent(task_output=output, duration=output.duration, **_fields_of_events(scope)),
+        )
+    if scope.context.tracing is not None:
+        _announce_trace(scope, output.trace, "completed")
     if _log.isEnabledFor(logging.INFO):
         seconds = output.duration.total_seconds()
         _log.info("%s completed in %.3f s, %d tool calls", _title(scope), seconds, output.tool_call_count)
@@ -376,7 +415,8 @@ def _announce_completion(scope: TaskScope, output: TaskOutput) -> None:
 def _announce_failure(scope: TaskScope, result: TaskResult) -> None:
     error = result.error or RuntimeError("the task failed without an error")
     duration = timedelta(seconds=result.duration_s)
-    _emit(scope, TaskFailedEvent, lambda: TaskFailedEvent(cause=error, duration=duration, **_fields_of_events(scope)))
+    if not scope.order.depth:
+        scope.emit(TaskFailedEvent, lambda: TaskFailedEvent(cause=error, duration=duration, **_fields_of_events(scope)))
     _announce_trace(scope, result.trace, "failed", error)
     _log.info("%s failed: %s", _title(scope), brief(message_of(error)))  # INFO: the caller receives the error
 
@@ -415,8 +455,3 @@ def _fields_of_events(scope: TaskScope) -> dict[str, Any]:
         "run_id": order.run_id,
         "instance": order.instance,
     }
-
-
-def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
-    if not scope.order.depth:  # a delegated task has delegation events
-        scope.emit(event_type, build)

@@ -18,7 +18,6 @@ from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.llm.limits.accounts import LocalAccount
 from ensemble_ray.llm.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.ports import (
     Clock,
@@ -115,7 +114,7 @@ class Slot:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._release()
+        self.release()
 
     async def acquire(self) -> None:
         """Acquire the slot unless it is held; wait until one is free."""
@@ -142,9 +141,9 @@ class Slot:
 
     def _release_if_waiting(self) -> None:
         if self._waiting and self._waiting == self._open:
-            self._release()
+            self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         if self._slots is not None and self._is_held:
             self._is_held = False
             self._slots.release()
@@ -161,24 +160,18 @@ class TaskScope:
     slot: Slot = field(default_factory=Slot)
     #: runs delegated tasks; None: the task cannot delegate
     peers: Peers | None = None
-
-    @property
-    def is_manager(self) -> bool:
-        return self.context.hierarchy is not None and not self.order.depth
+    #: the task is the manager of a hierarchical run
+    is_manager: bool = False
 
     @property
     def delegated(self) -> tuple[tuple[str, TaskOutput], ...]:
         """(role, output) of a manager's workers in completion order (S-HIER-6)."""
-        if not self.is_manager:
-            return ()
         outputs = [each.output for each in self.effects.delegations if each.output is not None]
         return tuple((each.agent_role, each) for each in sorted(outputs, key=lambda output: output.completed_at))
 
     @property
     def failed_delegations(self) -> tuple[TaskTrace, ...]:
         """Traces of a manager's failed workers; their tokens count, too (S-TRC-43)."""
-        if not self.is_manager:
-            return ()
         attempts = self.effects.delegations
         return tuple(each.trace for each in attempts if each.output is None and each.trace is not None)
 
@@ -202,22 +195,25 @@ class TaskScope:
         If another process runs this task now, `StaleEpochError` is raised, and this process must not continue.
         """
         order = self.order
-        self.effects.is_recorded = self.effects.is_recorded or any(map(is_work, data))
+        if not self.effects.is_recorded:
+            self.effects.is_recorded = any(map(is_work, data))
         self.effects.has_effect = self.effects.has_effect or until is Persistence.SYNCED
         now = self.ports.clock.now() if at is None else at
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
 
-    async def note_end(self, *data: FactData, until: Persistence = Persistence.COMMITTED) -> None:
+    async def note_end(
+        self, *data: FactData, until: Persistence = Persistence.COMMITTED, at: float | None = None
+    ) -> None:
         """Record the end of the task. A cancellation is too late: the result must agree with the record (S-DUR-138)."""
         try:
-            await self.note(self.order.instance, *data, until=until)
+            await self.note(self.order.instance, *data, until=until, at=at)
         except asyncio.CancelledError:  # the journal has accepted the facts, and the commit is under way
             await self.ports.journal.flush()
 
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Build and publish an event if its type has listeners."""
-        if self.ports.events.wants(event_type):
+        if event_type.method in self.context.interest:
             self.ports.events.emit(build())
 
 
@@ -302,7 +298,11 @@ class Request:
 
 
 def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> Spending | None:
-    return None if budget is None else Spending(LocalAccount(budget), costs)
+    if budget is None:
+        return None
+    from ensemble_ray.llm.limits.accounts import LocalAccount  # few runs have a budget
+
+    return Spending(LocalAccount(budget), costs)
 
 
 def answer_tokens(text: str | None, calls: Sequence[ToolCall], reasoning: str | None = None) -> int:

@@ -132,6 +132,9 @@ class OpenAIChatModel:
         self._sdk = None if self._client_options is None else SdkClients({**client, "max_retries": 0})
         #: the last endpoint, with the URL and the key for which it was made
         self._made: tuple[str, str, Endpoint] | None = None
+        #: whether URL and key are the same for all calls, and do not depend on the environment
+        self._is_constant = self._base_url is not None and self._api_key is not None
+        self._known_id = ""
 
     @property
     def model(self) -> str:
@@ -176,7 +179,9 @@ class OpenAIChatModel:
     @property
     def endpoint_id(self) -> str:
         """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker."""
-        return _endpoint_id(self.base_url, self._model, self._key())
+        if not self._known_id or not self._is_constant:
+            self._known_id = _endpoint_id(self.base_url, self._model, self._key())
+        return self._known_id
 
     @property
     def request_options(self) -> Mapping[str, object]:
@@ -220,9 +225,12 @@ class OpenAIChatModel:
                 yield part
 
     def _endpoint(self) -> Endpoint:
+        made = self._made
+        if made is not None and self._is_constant:
+            return made[2]
         base_url = self.base_url
         key = self._key()
-        if (made := self._made) is not None and made[:2] == (base_url, key):
+        if made is not None and made[:2] == (base_url, key):
             return made[2]
         # A client with options may have another identity, which the package checks.
         if not key and base_url == _DEFAULT_BASE_URL and self._client_options is None:

@@ -329,8 +329,14 @@ def is_async_callable(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-async def call_user(function: Callable[P, R | Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
+def call_user(function: Callable[P, R | Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
     """Call user code: async functions on this loop, others in a daemon thread; await an awaitable result (S-CONV-16)."""
+    if inspect.iscoroutinefunction(function):
+        return function(*args, **kwargs)  # itself, without a frame around it: each model call goes through here
+    return _call_any(function, *args, **kwargs)
+
+
+async def _call_any(function: Callable[P, R | Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
     if is_async_callable(function):
         outcome = function(*args, **kwargs)
     else:

@@ -41,20 +41,20 @@ class ScopedVariable(Generic[T]):
         self._variable.reset(self._token)
 
 
-# Context of the work.
+# Context of the work. What every task sets, it sets by the variables themselves, without a block.
 
-_log_fields: ContextVar[Mapping[str, str]] = ContextVar("ensemble_ray_log_fields")
+LOG_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("ensemble_ray_log_fields")
 _NO_FIELDS: Mapping[str, str] = {}
 
 
 def current_log_context() -> Mapping[str, str]:
     """Return the current log fields: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
-    return _log_fields.get(_NO_FIELDS)
+    return LOG_FIELDS.get(_NO_FIELDS)
 
 
 def log_context(fields: Mapping[str, str], *, is_whole: bool = False) -> AbstractContextManager[None]:
     """Add log fields for the block (S-ENG-20); `is_whole`: replace the current ones."""
-    return ScopedVariable(_log_fields, dict(fields) if is_whole else {**current_log_context(), **fields})
+    return ScopedVariable(LOG_FIELDS, dict(fields) if is_whole else {**current_log_context(), **fields})
 
 
 class LogContextFilter(logging.Filter):
@@ -68,43 +68,43 @@ class LogContextFilter(logging.Filter):
         return True
 
 
-_effect_key: ContextVar[str] = ContextVar("ensemble_ray_effect_key")
+EFFECT_KEY: ContextVar[str] = ContextVar("ensemble_ray_effect_key", default="")
 
 
 def current_effect_key() -> str:
     """Return the id of the current effect, which is the same for its repetitions; empty outside effects (S-DUR-27)."""
-    return _effect_key.get("")
+    return EFFECT_KEY.get()
 
 
 def use_effect_key(key: str) -> AbstractContextManager[None]:
-    return ScopedVariable(_effect_key, key)
+    return ScopedVariable(EFFECT_KEY, key)
 
 
-_traceparent: ContextVar[str] = ContextVar("ensemble_ray_traceparent")
+TRACEPARENT: ContextVar[str] = ContextVar("ensemble_ray_traceparent", default="")
 
 
 def current_traceparent() -> str:
     """Return the `traceparent` of the current span; empty without tracing (S-INT-37)."""
-    return _traceparent.get("")
+    return TRACEPARENT.get()
 
 
 def use_traceparent(traceparent: str) -> AbstractContextManager[None]:
-    return ScopedVariable(_traceparent, traceparent)
+    return ScopedVariable(TRACEPARENT, traceparent)
 
 
 class PermitWait:
     """Total time that a piece of work waits for permits of rate limits, by the clock `now`."""
 
-    __slots__ = ("_now", "_waited_s")
+    __slots__ = ("_now", "total_s")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._waited_s = 0.0
+        self.total_s = 0.0
 
     @property
     def waited_s(self) -> float:
         """In s, in whole milliseconds, because a permit without a wait takes less than one."""
-        return int(self._waited_s * 1000) / 1000
+        return int(self.total_s * 1000) / 1000
 
     @contextmanager
     def measure(self) -> Generator[None]:
@@ -112,19 +112,19 @@ class PermitWait:
         try:
             yield
         finally:
-            self._waited_s += max(0.0, self._now() - began)
+            self.total_s += max(0.0, self._now() - began)
 
 
-_permit_wait: ContextVar[PermitWait | None] = ContextVar("ensemble_ray_permit_wait", default=None)
+PERMIT_WAIT: ContextVar[PermitWait | None] = ContextVar("ensemble_ray_permit_wait", default=None)
 
 
 def use_permit_wait(wait: PermitWait) -> AbstractContextManager[None]:
-    return ScopedVariable(_permit_wait, wait)
+    return ScopedVariable(PERMIT_WAIT, wait)
 
 
 def waiting_for_permit() -> AbstractContextManager[None]:
     """Add the duration of the block to the current `PermitWait`, if there is one."""
-    wait = _permit_wait.get()
+    wait = PERMIT_WAIT.get()
     return nullcontext() if wait is None else wait.measure()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ class Section:
         """Return the section as text of a prompt, without a line break at its end; "" without pieces."""
         if not self.pieces:
             return ""
-        pieces = "".join([piece.render() for piece in self.pieces])
+        pieces = "".join([f"{piece.before}{piece.text}{piece.after}" for piece in self.pieces])
         note = f"{SEPARATOR}{self.note}" if self.note else ""
         return f"{self.heading}{pieces}{note}"
 
@@ -173,7 +174,8 @@ def build_system_prompt(agent: Agent) -> str:
     if response_format:
         parts.append(f"Output format instructions: {response_format}")
     prompt = "\n".join(parts).rstrip()
-    _log.debug("System prompt built: %d characters", len(prompt))
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("System prompt built: %d characters", len(prompt))
     return prompt
 
 
@@ -205,7 +207,8 @@ def build_user_prompt(
                     LONG_OUTPUT,
                 )
     prompt = render_parts(user_prompt_parts(task, context_outputs, memory, notes, directives))
-    _log.debug("User prompt built: %d characters", len(prompt))
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("User prompt built: %d characters", len(prompt))
     return prompt
 
 
@@ -221,7 +224,7 @@ def user_prompt_parts(
     Sections without pieces are omitted.
     """
     short_term = None if memory is None else memory.short_term
-    sections = [*scope_sections(memory)]
+    sections = [] if memory is None else scope_sections(memory)
     if short_term is not None:  # earlier outputs of this run, in the form of a context section (S-MEM-21, S-TPL-35)
         sections.append(
             Section(
@@ -234,7 +237,8 @@ def user_prompt_parts(
         )
     elif context_outputs:
         sections.append(context_part(context_outputs))
-    sections += memory_sections(memory)
+    if memory is not None:
+        sections += memory_sections(memory)
     if notes is not None:
         # Improvement notes from earlier runs (S-REFL-8).
         kind = SectionKind.IMPROVEMENT_NOTES
@@ -245,7 +249,7 @@ def user_prompt_parts(
 
 def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:
     """Return the parts that no context budget cuts: texts of the task, and directives to the run."""
-    parts = [_revision_section(task)]
+    parts = [] if task.revision_feedback is None else [_revision_section(task)]
     if directives:
         # further lines of a directive are indented, so that each is one entry of the list (S-TPL-57)
         entries = ["- " + text.strip().replace("\n", "\n  ") for text in directives]
@@ -255,7 +259,7 @@ def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:
         from ensemble_ray.prompts.output_format import output_format_section  # needed only for typed tasks
 
         parts.append(output_format_section(task.output_type))
-    return [part for part in parts if part]
+    return [*filter(None, parts)]
 
 
 def render_parts(parts: Sequence[PromptPart]) -> str:
@@ -284,15 +288,13 @@ def entry_piece(role: str, description: str, text: str) -> Piece:
     return Piece(label=role, before=f"\n\n---\n### {role}: {description}\n", text=text, after="\n---")
 
 
-def scope_sections(memory: RecalledMemory | None) -> list[Section]:
+def scope_sections(memory: RecalledMemory) -> list[Section]:
     """Return a section for each scope that has entries (S-MEM-73)."""
-    return [] if memory is None else [_scope_section(*each) for each in memory.scopes]
+    return [_scope_section(*each) for each in memory.scopes]
 
 
-def memory_sections(memory: RecalledMemory | None) -> list[Section]:
+def memory_sections(memory: RecalledMemory) -> list[Section]:
     """Return the sections of long-term memory and of entities (S-MEM-31, S-MEM-42)."""
-    if memory is None:
-        return []
     return [
         _make_list(
             SectionKind.LONG_TERM,

@@ -24,7 +24,6 @@ from ensemble_ray.schedule.instructions import (
     UnitResult,
     UntilHolds,
 )
-from ensemble_ray.schedule.nested import NestedSource
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
 from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.ids import node_key
@@ -193,6 +192,8 @@ class PredicateAnswer:
 
 def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
     """Return the results of the units of a recorded plan, even if they had not ended when the record did."""
+    from ensemble_ray.schedule.nested import NestedSource  # with the machines of all units
+
     replayed = ReplayedSource(plan)
     for group in stimuli.groups:
         replayed.handle(group)

@@ -406,10 +406,14 @@ class Coordinator(Generic[Outcome]):
         return stimuli
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        starts: list[Start] = []
+        cancelled: list[str] = []
         for instruction in instructions:
             match instruction:
-                case Start() | Cancel():
-                    pass  # all of them together, below
+                case Start():
+                    starts.append(instruction)
+                case Cancel():
+                    cancelled.append(instruction.instance)
                 case Skip():
                     _log.debug("Task '%s' is skipped: %s", key_of(instruction.instance), instruction.reason)
                 case Evaluate():
@@ -423,8 +427,9 @@ class Coordinator(Generic[Outcome]):
                     self._woken.set()
                 case _:
                     assert_never(instruction)
-        self._start([each for each in instructions if isinstance(each, Start)])
-        self._stop([each.instance for each in instructions if isinstance(each, Cancel)])
+        self._start(starts)
+        if cancelled:
+            self._stop(cancelled)
 
     def _start(self, starts: Sequence[Start]) -> None:
         fresh: list[Start] = []
@@ -603,4 +608,4 @@ class RunDirectives:
 
     def active(self) -> tuple[str, ...]:
         """Return the texts for a task that starts now, in the order in which users sent them."""
-        return self._given.active(self._journal.now())
+        return self._given.active(self._journal.now()) if self._given.has_texts else ()

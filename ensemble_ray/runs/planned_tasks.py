@@ -76,22 +76,29 @@ def make_order(
     run_id: str,
     epoch: int,
     is_sequential: bool,
-    **fields: Any,
+    **more: Any,
 ) -> AnyOrder:
-    """Return the order of a planned task, from its node and the outputs of preceding tasks; `fields` are further fields.
+    """Return the order of a planned task, from its node and the outputs of preceding tasks, with `more` fields.
 
     If `is_sequential`, a context task without an output fails the task (S-ENG-11).
     """
     node = nodes[node_key(start.instance)]
-    parts, absent = start.context, [] if start.missing is None else [start.missing]
-    if parts is None:
-        given = [(key, instance_of(key)) for key in node.context]
-        parts = tuple(ContextPart((instance,)) for _, instance in given if instance in outputs)
-        absent = [key for key, instance in given if instance not in outputs] if is_sequential else []
-    missing = [nodes[key].description if key in nodes else key for key in absent]
+    absent = [] if start.missing is None else [start.missing]
+    context: tuple[Any, ...]
+    joined: tuple[tuple[int, int], ...] = ()
+    if start.context is not None:
+        context, joined = gather_context(start.context, outputs)
+    else:
+        found: list[Any] = []
+        for key in node.context:
+            if (instance := instance_of(key)) in outputs:
+                found.append(outputs.get(instance))
+            elif is_sequential:
+                absent.append(key)
+        context = tuple(found)
+    missing = [nodes[key].description if key in nodes else key for key in absent] if absent else []
     if start.context is None and is_sequential:
         missing += node.context_outside
-    context, joined = gather_context(parts, outputs)
     return TaskOrder(
         run_id=run_id,
         key=node.key,
@@ -104,14 +111,14 @@ def make_order(
         total_tasks=node.total,
         context=context,
         joined=joined,
-        missing_context=next(iter(missing), None),
-        revision=revision_of(start.changes, outputs),
+        missing_context=missing[0] if missing else None,
+        revision=None if start.changes is None else revision_of(start.changes, outputs),
         is_streaming=node.is_streaming,
         input_guardrails=body.input_guardrails,
         output_guardrails=body.output_guardrails,
         wants_text=start.wants_text,
         description=node.description,
-        **fields,
+        **more,
     )
 
 
@@ -458,7 +465,7 @@ class PlannedTasks:
                     duration_s=result.duration_s,
                     total_tokens=result.total_tokens,
                     tool_call_count=result.tool_call_count,
-                    delegated_roles=tuple(role for role, _ in result.delegated),
+                    delegated_roles=tuple([role for role, _ in result.delegated]) if result.delegated else (),
                     text=result.text,
                 )
             case "failed":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule.machine import PlanSource
-from ensemble_ray.schedule.nested import NestedSource, make_machine
 from ensemble_ray.schedule.workflows import HierarchicalMachine, ParallelMachine, SequentialMachine
 
 __all__ = ["machine_for"]
@@ -13,6 +12,8 @@ __all__ = ["machine_for"]
 def machine_for(plan: Plan) -> PlanSource:
     """Return the machine of a plan's workflow, or a tree of machines if the plan has units."""
     if plan.units:
+        from ensemble_ray.schedule.nested import NestedSource, make_machine  # with the machines of all units
+
         return NestedSource(plan, make_machine)
     match plan.workflow:
         case "parallel":

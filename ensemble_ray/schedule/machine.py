@@ -368,7 +368,7 @@ class Machine:
             raise InvalidTransitionError(key_of(instance), before, after, self.story(instance))
         self._states[instance] = after
         self._story += (at, instance, after)
-        if after.is_resolved:
+        if after not in _OPEN:
             self._open -= 1
 
     def _make_ready(self, instance: str, at: float) -> None:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 from urllib.parse import unquote
 
@@ -51,8 +52,6 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
 }
 _PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-#: Compiles patterns; they are never matched here.
-_PATTERNS = TypeAdapter(re.Pattern[str])
 
 #: Keys of a schema for facts about it while it is rewritten; no real schema has them.
 _WITHIN = "\0within"
@@ -441,7 +440,13 @@ def _is_pattern(value: object) -> bool:
     if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
         return False
     try:
-        _PATTERNS.validate_python(value)
+        _patterns().validate_python(value)
     except (pydantic.ValidationError, OverflowError, RecursionError):
         return False
     return True
+
+
+@cache
+def _patterns() -> TypeAdapter[re.Pattern[str]]:
+    """Compiles patterns; they are never matched here."""
+    return TypeAdapter(re.Pattern[str])

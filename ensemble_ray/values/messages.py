@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Union
+from dataclasses import dataclass, field
+from typing import Literal, Union, cast
 
 from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.text.foreign_text import whole_json, whole_text
@@ -27,8 +27,9 @@ class TokenUsage:
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens", "reasoning_tokens"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, -1)
+            count: object = getattr(self, name)
+            if type(count) is not int:  # a model may count in another type of numbers
+                object.__setattr__(self, name, -1 if count is None else int(cast("float", count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +128,22 @@ def incomplete_reason(response: ChatResponse) -> str | None:
 def whole_response(response: ChatResponse, *, keep_reasoning: bool = False) -> ChatResponse:
     """Return a response without halves of surrogate pairs; tagged reasoning leaves its text (S-LLM-1, S-LLM-5, S-SEC-56)."""
     text = None if response.text is None else whole_text(response.text)
-    calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
-    reason, reasoning = response.finish_reason, whole_text(response.reasoning or "")
-    if text is not None and not keep_reasoning:
+    calls = tuple(
+        [ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls]
+        if response.tool_calls
+        else ()
+    )
+    reason = response.finish_reason
+    reasoning = whole_text(response.reasoning) if response.reasoning else ""
+    if text is not None and not keep_reasoning and "<" in text:
         thought, text = split_reasoning(text)
         text = text if text or thought is None or not calls else None
-        reasoning = "\n\n".join(part for part in (reasoning, thought) if part)
-    return replace(
-        response,
-        text=text,
-        tool_calls=calls,
-        finish_reason=None if reason is None else whole_text(reason),
-        reasoning=reasoning or None,
+        reasoning = "\n\n".join([part for part in (reasoning, thought) if part])
+    return ChatResponse(
+        text,
+        calls,
+        response.usage,
+        reason if reason is None or reason in _ORDINARY else whole_text(reason),
+        reasoning or None,
+        response.provider_fields,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BeforeValidator, Field
 
@@ -48,7 +48,8 @@ class MemoryOperationCounts(Value):
         return MemoryOperationCounts(**sums)
 
 
-MemoryOperationCounts.ZERO = MemoryOperationCounts()
+# Without validation, which would build a schema when the module is imported.
+MemoryOperationCounts.ZERO = MemoryOperationCounts.unchecked()
 
 
 def _as_decimal(value: object) -> object:
@@ -134,23 +135,17 @@ class TaskMetrics(Value):
 
     def add(self, other: TaskMetrics) -> TaskMetrics:
         """Return the sum of both."""
-        mine, its = self.cost_estimate, other.cost_estimate
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
-        tokens = {name: add_tokens((getattr(self, name), getattr(other, name))) for name in _TOKENS}
-        rest = {
-            "memory_operations": self.memory_operations
-            if other.memory_operations is MemoryOperationCounts.ZERO
-            else self.memory_operations.add(other.memory_operations),
-            "cost_estimate": its if mine is None else mine.add(its),
-        }
-        return self.model_copy(update={**sums, **tokens, **rest})
+        sums = MetricsSum()
+        sums.add_metrics(self)
+        sums.add_metrics(other)
+        return self.model_copy(update=sums.fields)
 
 
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 _SUMMED = tuple(
     name for name in TaskMetrics.model_fields if name not in {*_TOKENS, "memory_operations", "cost_estimate"}
 )
-TaskMetrics.EMPTY = TaskMetrics()
+TaskMetrics.EMPTY = TaskMetrics.unchecked()
 
 
 def metrics_by_key(entries: Iterable[tuple[str, TaskMetrics]]) -> dict[str, TaskMetrics]:
@@ -202,38 +197,69 @@ class ExecutionMetrics(Value):
 
 
 class MetricsSum:
+    """The sum of the metrics of many tasks."""
+
     def __init__(self) -> None:
-        self._sum: TaskMetrics | None = None
         self._by_role: dict[str, TaskMetrics] = {}
+        self._numbers: dict[str, Any] = {}
+        self._tokens: dict[str, int] = dict.fromkeys(_TOKENS, 0)
+        self._memory = MemoryOperationCounts.ZERO
+        self._cost: CostEstimate | None = None
 
     def add(self, outputs: Iterable[_HasMetrics]) -> None:
         for output in outputs:
-            self._sum = output.metrics if self._sum is None else self._sum.add(output.metrics)
+            self.add_metrics(output.metrics)
             self._by_role[output.agent_role] = output.metrics
 
+    def add_metrics(self, added: TaskMetrics) -> None:
+        numbers, tokens = self._numbers, self._tokens
+        for name in _SUMMED:
+            value = getattr(added, name)
+            numbers[name] = numbers[name] + value if name in numbers else value
+        for name in _TOKENS:
+            count = getattr(added, name)
+            # A sum is unknown if one number is (S-MET-22).
+            tokens[name] = UNKNOWN_TOKENS if count < 0 or tokens[name] < 0 else tokens[name] + count
+        if added.memory_operations is not MemoryOperationCounts.ZERO:
+            self._memory = self._memory.add(added.memory_operations)
+        if added.cost_estimate is not None:
+            self._cost = added.cost_estimate if self._cost is None else self._cost.add(added.cost_estimate)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the sum as `TaskMetrics`."""
+        return {
+            **self._numbers,
+            **self._tokens,
+            "memory_operations": self._memory,
+            "cost_estimate": self._cost,
+        }
+
     def total(self) -> ExecutionMetrics:
-        if self._sum is None:
+        if not self._numbers:
             return ExecutionMetrics.EMPTY
-        return ExecutionMetrics(
-            total_input_tokens=self._sum.input_tokens,
-            total_output_tokens=self._sum.output_tokens,
-            total_tokens=self._sum.total_tokens,
-            total_reasoning_tokens=self._sum.reasoning_tokens,
-            total_llm_latency=self._sum.llm_latency,
-            total_tool_execution_time=self._sum.tool_execution_time,
-            total_memory_retrieval_time=self._sum.memory_retrieval_time,
-            total_prompt_build_time=self._sum.prompt_build_time,
-            total_llm_call_count=self._sum.llm_call_count,
-            total_tool_calls=self._sum.tool_call_count,
-            total_delegations=self._sum.delegation_count,
-            total_incomplete_answers=self._sum.incomplete_answers,
-            memory_operations=self._sum.memory_operations,
+        found = TaskMetrics.unchecked(**self.fields)
+        return ExecutionMetrics.unchecked(
+            total_input_tokens=found.input_tokens,
+            total_output_tokens=found.output_tokens,
+            total_tokens=found.total_tokens,
+            total_reasoning_tokens=found.reasoning_tokens,
+            total_llm_latency=found.llm_latency,
+            total_tool_execution_time=found.tool_execution_time,
+            total_memory_retrieval_time=found.memory_retrieval_time,
+            total_prompt_build_time=found.prompt_build_time,
+            total_llm_call_count=found.llm_call_count,
+            total_tool_calls=found.tool_call_count,
+            total_delegations=found.delegation_count,
+            total_incomplete_answers=found.incomplete_answers,
+            memory_operations=found.memory_operations,
             task_metrics=dict(self._by_role),
-            total_cost_estimate=self._sum.cost_estimate,
+            metrics_by_task={},
+            total_cost_estimate=found.cost_estimate,
         )
 
 
-ExecutionMetrics.EMPTY = ExecutionMetrics()
+ExecutionMetrics.EMPTY = ExecutionMetrics.unchecked(task_metrics={})
 
 
 @dataclass(frozen=True, slots=True)

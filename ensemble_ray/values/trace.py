@@ -358,12 +358,14 @@ class ExecutionTrace(Value):
             exporter(self)
 
 
-ExecutionTrace.EMPTY = ExecutionTrace(
+ExecutionTrace.EMPTY = ExecutionTrace.unchecked(
     ensemble_id="",
     workflow="",
     started_at=datetime.fromtimestamp(0, UTC),
     completed_at=datetime.fromtimestamp(0, UTC),
     total_duration=timedelta(),
+    inputs={},
+    metadata={},
 )
 
 

@@ -6,6 +6,7 @@ import inspect
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, TypeVar, cast, get_type_hints
 
 import pydantic
@@ -199,8 +200,8 @@ else:
     OneOrMany = FrozenSequence
 
 
-def utc_of(at_s: float) -> datetime:
-    return datetime.fromtimestamp(at_s, UTC)
+#: Returns the datetime of a Unix time, s.
+utc_of = partial(datetime.fromtimestamp, tz=UTC)
 
 
 def utc_now() -> datetime:
@@ -349,6 +350,29 @@ class Value(BaseModel):
         """
         fields = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
         return type(self)(**{**fields, **changes})
+
+    @classmethod
+    def unchecked(cls, **fields: object) -> Self:
+        """Return a value of fields that are in their stored form, without validation. For the library only.
+
+        Every task makes several values of its results, and validation would take most of that time.
+        """
+        place = (cls, *fields)
+        form = _forms.get(place)
+        if form is None:
+            form = _forms[place] = ({name: info.default for name, info in cls.model_fields.items()}, set(fields))
+        value = cls.__new__(cls)
+        members, declared = form
+        _set(value, "__dict__", {**members, **fields})
+        _set(value, "__pydantic_fields_set__", declared)  # shared: pydantic changes only copies of it
+        _set(value, "__pydantic_extra__", None)
+        _set(value, "__pydantic_private__", None)
+        return value
+
+
+_set = object.__setattr__
+#: (class, names of the given fields) -> defaults of all fields in their order, and the set of the names
+_forms: dict[tuple[object, ...], tuple[dict[str, object], set[str]]] = {}
 
 
 def _check_requests(value: object) -> object:

@@ -14,17 +14,18 @@ from ensemble_ray.process.config import read_switch
 from ensemble_ray.process.context import bounded_logger, current_traceparent, use_traceparent
 from ensemble_ray.values.trace import RunTracing, TraceParent, parse_traceparent
 
-_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+#: The span of a block without tracing.
+NO_SPAN: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def execution_span(tracing: RunTracing | None, instance: str) -> AbstractContextManager[None]:
     """Run the block within the span of an execution, if there is tracing."""
-    return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.execution_span(instance)))
+    return NO_SPAN if tracing is None else use_span(tracing.traceparent(tracing.execution_span(instance)))
 
 
 def effect_span(tracing: RunTracing | None, name: str) -> AbstractContextManager[None]:
     """Run the block within the span of an effect, if there is tracing."""
-    return _NOTHING if tracing is None else use_span(tracing.traceparent(tracing.effect_span(name)))
+    return NO_SPAN if tracing is None else use_span(tracing.traceparent(tracing.effect_span(name)))
 
 
 @contextlib.contextmanager

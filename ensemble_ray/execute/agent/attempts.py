@@ -6,9 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
-from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
@@ -57,87 +55,61 @@ class Attempts:
         attempt: Callable[[], Awaitable[ChatResponse]],
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec] = (),
-        *,
-        has_begun: Callable[[], bool] = lambda: False,
+        pieces: Sequence[str] = (),
     ) -> ChatResponse:
         """Make attempts until there is an answer, or the policy allows no more of them; then raise the last error.
 
-        There is no retry after a refusal, an error of user code, or a part of the answer (`has_begun`; S-DUR-61). If the
+        There is no retry after a refusal, an error of user code, or a part of the answer (`pieces`; S-DUR-61). If the
         endpoint's circuit breaker is open longer than the policy waits, `CircuitOpenError` is raised.
         """
         self.failed = []
-        ports, request, send = self._scope.ports, None, attempt
+        ports, effects, policy = self._scope.ports, self._scope.effects, self._policy
+        effects.attempts = 0
+        request = None
         if ports.spending is not None:
             request = ports.spending.request(self._template, self._model, messages, tools)
-            send = partial(request.send, attempt)
-        if self._policy is None:
-            self._scope.effects.attempts = 1
-            response = await send()
-        else:
-            self._scope.effects.attempts = 0
+        call, left_s = None, 0.0
+        if policy is not None:
+            left_s = policy.max_wait.total_seconds()
             # A model without an endpoint id shares no breaker with others.
             endpoint: object = getattr(self._model, "endpoint_id", "")
             call = ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
-            try:
-                response = await self._repeat(self._policy, call, send, has_begun)
-            finally:
-                if call is not None:
-                    call.end()
-        self.estimated = None if request is None else request.estimated
-        return response
-
-    async def _repeat(
-        self,
-        policy: RetryPolicy,
-        call: EndpointCall | None,
-        send: Callable[[], Awaitable[ChatResponse]],
-        has_begun: Callable[[], bool],
-    ) -> ChatResponse:
-        left_s = policy.max_wait.total_seconds()
         last: BaseException | None = None
         try:
             while True:
                 # The endpoint's breaker and limit come first. A waiting attempt holds no permit.
                 if call is not None and not call.try_begin():
-                    try:
-                        left_s -= await call.wait(left_s)
-                    except CircuitOpenError as is_open:
-                        raise is_open from last
-                self._scope.effects.attempts += 1
+                    left_s -= await _wait(call, left_s, last)
+                effects.attempts += 1
                 try:
-                    response = await send()
+                    response = await (attempt() if request is None else request.send(attempt))
                 except BaseException as error:
-                    fault = fault_of(error)
-                    if call is not None:
-                        _report(call, error, fault)
-                    delay_s = None if fault is None or has_begun() else self._delay(policy, fault, left_s)
-                    if fault is None or delay_s is None:
+                    delay_s = self._delay_after(error, call, left_s, has_begun=bool(pieces))
+                    if delay_s is None:
                         raise
-                    self.failed.append(_describe(fault))
-                    self._scope.effects.retry_count += 1
-                    _log.warning(
-                        "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
-                        self._scope.order.key,
-                        len(self.failed),
-                        policy.max_attempts,
-                        getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
-                        delay_s,
-                        self.failed[-1],
-                    )
                     last = error
                 else:
                     if call is not None:
                         call.record_answer()
-                    return response
-                await self._scope.ports.clock.sleep(delay_s)
+                    break
+                await ports.clock.sleep(delay_s)
                 left_s -= delay_s
         finally:
             del last  # break the cycle: its traceback refers to this frame
+            if call is not None:
+                call.end()
+        self.estimated = None if request is None else request.estimated
+        return response
 
-    def _delay(self, policy: RetryPolicy, fault: ProviderFault, left_s: float) -> float | None:
-        """Return the time to wait before the next attempt; None: there is none (S-DUR-62)."""
-        attempt = len(self.failed) + 1
-        if attempt >= policy.max_attempts:
+    def _delay_after(
+        self, error: BaseException, call: EndpointCall | None, left_s: float, *, has_begun: bool
+    ) -> float | None:
+        """Report a failed attempt; return the time to wait before the next one, or None: there is none (S-DUR-62)."""
+        policy, attempt = self._policy, len(self.failed) + 1
+        fault = None if policy is None else fault_of(error)
+        if call is not None:
+            _report(call, error, fault)
+        if policy is None or fault is None or has_begun or attempt >= policy.max_attempts:
             return None
         delay_s = patience_asked_s(fault.retry_after, self._scope.ports.clock.now())
         if delay_s is None:
@@ -147,7 +119,27 @@ class Attempts:
                 longest_s=policy.max_delay.total_seconds(),
                 jitter=random.random(),  # noqa: S311  spreads load
             )
-        return delay_s if delay_s <= left_s else None
+        if delay_s > left_s:
+            return None
+        self.failed.append(_describe(fault))
+        self._scope.effects.retry_count += 1
+        _log.warning(
+            "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
+            self._scope.order.key,
+            attempt,
+            policy.max_attempts,
+            getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
+            delay_s,
+            self.failed[-1],
+        )
+        return delay_s
+
+
+async def _wait(call: EndpointCall, left_s: float, last: BaseException | None) -> float:
+    try:
+        return await call.wait(left_s)
+    except CircuitOpenError as is_open:
+        raise is_open from last
 
 
 async def chat(model: ChatModel, messages: Sequence[ChatMessage]) -> ChatResponse:

@@ -37,7 +37,7 @@ from ensemble_ray.prompts.task import (
     user_prompt_parts,
 )
 from ensemble_ray.values.memory import RecalledMemory, TaskReflection
-from ensemble_ray.values.messages import ChatMessage
+from ensemble_ray.values.messages import ChatMessage, ToolSpec
 from ensemble_ray.values.trace import TaskPrompts
 
 _log = bounded_logger(__name__)
@@ -55,6 +55,10 @@ class AgentLoop:
         self._effects = scope.effects
         self._is_verbose = scope.context.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
+        #: None: the agent has none, and cannot delegate
+        self._tools: ToolCalls | None = None
+        #: tools that the model sees
+        self._specs: Sequence[ToolSpec] = ()
         self._answer_retries = 0
         #: None: requests have no budget
         self._window: ContextWindow | None = None
@@ -63,32 +67,68 @@ class AgentLoop:
         #: text of the latest answer
         self._latest = ""
 
-    async def run(self) -> tuple[str, object]:
-        """Return the answer's text and, with an output type, the parsed object."""
-        memory, notes = await recall(self._scope), await recall_notes(self._scope)
-        directives = await recall_directives(self._scope)
-        self._tools = await ToolCalls.of(self._scope, self._agent)
+    async def prepare(self) -> StepInstruction:
+        """Read memory, notes, directives and tools, and build the prompts; return the first step."""
+        scope, order = self._scope, self._order
+        memory = notes = None
+        directives: tuple[str, ...] = ()
+        if scope.context.memory is not None:
+            memory = await recall(scope)
+        if order.task.reflection_config is not None:
+            notes = await recall_notes(scope)
+        if order.directives or scope.recorded_facts:
+            directives = await recall_directives(scope)
+        if self._agent.tools or self._agent.allow_delegation or scope.is_manager:
+            self._tools = await ToolCalls.of(scope, self._agent)
+            self._specs = self._tools.specs
         self._build_prompts(memory, notes, directives)
         self._announce_input()
-        return await self._answer(self._machine.start())
+        return self._machine.start()
 
     @property
     def may_ask_again(self) -> bool:
         """Whether a guardrail that refuses the answer may have another one (S-GRD-17)."""
         return self._answer_retries < self._order.task.max_output_retries and not self._models.is_answer_lost
 
-    async def retry_answer(self, why: str) -> tuple[str, object]:
-        """Return another answer, like `run`; a guardrail refused the last one."""
+    def refuse_answer(self, why: str) -> StepInstruction:
+        """Return the step after a guardrail refused the last answer."""
         self._answer_retries += 1
         _log.info(
             "Agent '%s' is asked again by a guardrail (%d/%d): %s",
             self._order.agent_role, self._answer_retries, self._order.task.max_output_retries, brief(why),
         )  # fmt: skip
         self._models.reset_digest()
-        return await self._answer(self._machine.ask_again(why, answer=self._latest, turn=len(self._effects.models)))
+        return self._machine.ask_again(why, answer=self._latest, turn=len(self._effects.models))
 
-    async def _answer(self, step: StepInstruction) -> tuple[str, object]:
-        text = self._latest = self._check(await self._loop(step))
+    async def answer(self, step: StepInstruction) -> tuple[str, object]:
+        """Work until the model answers. Return the text and, with an output type, the parsed object."""
+        machine, tools = self._machine, self._tools
+        gate = None if tools is None or tools.delegations is None else tools.delegations.gate
+        while True:
+            match step:
+                case CallModel():
+                    sent = machine.messages if self._window is None else self._fit(self._window, step.turn)
+                    response = await self._models.call(sent, self._specs, step.turn)
+                    step = machine.handle(AnswerReceived(response=response))
+                    said = machine.messages if sent is machine.messages else (*sent, machine.messages[-1])
+                    self._models.accept(said, is_final=isinstance(step, Finish))
+                case CallTools():
+                    assert tools is not None  # noqa: S101  the machine calls no tools without any
+                    self._effects.tool_call_count = machine.tool_call_count
+                    step = machine.handle(ToolsReturned(texts=await self._call_tools(tools, step)))
+                case Finish() if gate is not None and (reminder := gate.reminder()) is not None:
+                    _log.info("Agent '%s' wanted to finish and is reminded: %s", self._order.agent_role, reminder)
+                    step = machine.remind(reminder)
+                case Finish():
+                    break
+                case Fail():
+                    raise MaxIterationsExceededError(
+                        self._order.agent_role,
+                        self._order.task.description,
+                        self._agent.max_iterations,
+                        step.tool_calls_made,
+                    )
+        text = self._latest = self._check(step.text)
         if self._order.task.output_type is None or self._models.is_answer_lost:
             return text, None
         return text, await self._parse_structured(text)
@@ -105,38 +145,39 @@ class AgentLoop:
         else:
             parts = user_prompt_parts(order.task, order.context, memory, notes, directives)
             user_prompt = render_parts(parts)
-            history, specs = order.task.history, self._tools.specs
-            self._window = ContextWindow(order.key, budget, parts=parts, history=history, tools=specs)
+            history = order.task.history
+            self._window = ContextWindow(order.key, budget, parts=parts, history=history, tools=self._specs)
         self._machine = ReactMachine(
             system_prompt=system_prompt,
             user_prompt=user_prompt,
             history=order.task.history,
             max_iterations=self._agent.max_iterations,
-            has_tools=bool(self._tools.specs),
+            has_tools=bool(self._specs),
         )
-        _, *sent_history, sent_prompt = self._fit(0)
-        user_prompt = sent_prompt.content or ""
+        history = order.task.history
+        if self._window is not None:
+            _, *history, sent_prompt = self._fit(self._window, 0)
+            user_prompt = sent_prompt.content or ""
         self._effects.prompt_build_s = clock.now() - began
-        self._effects.prompts = TaskPrompts(
-            system_prompt=system_prompt, user_prompt=user_prompt, history=capture_messages(sent_history)
+        self._effects.prompts = TaskPrompts.unchecked(
+            system_prompt=system_prompt, user_prompt=user_prompt, history=capture_messages(history) if history else ()
         )
-        for name, text in (("System", system_prompt), ("User", user_prompt)):
-            if self._is_verbose:
-                _log.info("%s prompt:\n%s", name, text)
-            else:
-                _log.debug("%s prompt (%d characters):\n%s", name, len(text), text)
+        if _log.isEnabledFor(logging.INFO):
+            for name, text in (("System", system_prompt), ("User", user_prompt)):
+                if self._is_verbose:
+                    _log.info("%s prompt:\n%s", name, text)
+                else:
+                    _log.debug("%s prompt (%d characters):\n%s", name, len(text), text)
 
-    def _fit(self, turn: int) -> Sequence[ChatMessage]:
+    def _fit(self, window: ContextWindow, turn: int) -> Sequence[ChatMessage]:
         """Return the conversation cut to the context budget (S-MEM-131), and report new cuts (S-MEM-136)."""
         messages = self._machine.messages
-        if self._window is None:
-            return messages
-        fitted = self._window.fit(messages)
+        fitted = window.fit(messages)
         if fitted.messages is not messages:
             self._models.reset_digest()
         if fitted.cuts != self._cuts:
             self._cuts = fitted.cuts
-            budget, needed = self._window.budget_tokens, fitted.needed_tokens
+            budget, needed = window.budget_tokens, fitted.needed_tokens
             data = context_data(fitted.cuts, turn=turn, budget_tokens=budget, needed_tokens=needed)
             self._effects.context_cuts.append(data)
             _log.info(
@@ -156,7 +197,7 @@ class AgentLoop:
                 agent_role=order.agent_role,
                 agent_goal=agent.goal,
                 agent_background=agent.background,
-                tool_names=tuple(spec.name for spec in self._tools.specs),
+                tool_names=tuple(spec.name for spec in self._specs),
                 assembled_context=context_section(order.context),
                 context_cuts=tuple(cut for data in self._effects.context_cuts for cut in describe_cuts(data)),
                 run_id=order.run_id,
@@ -164,42 +205,14 @@ class AgentLoop:
             ),
         )
 
-    async def _loop(self, step: StepInstruction) -> str | None:
-        machine, tools = self._machine, self._tools
-        gate = None if tools.delegations is None else tools.delegations.gate
-        while True:
-            match step:
-                case CallModel():
-                    sent = self._fit(step.turn)
-                    response = await self._models.call(sent, tools.specs, step.turn)
-                    step = machine.handle(AnswerReceived(response=response))
-                    said = machine.messages if sent is machine.messages else (*sent, machine.messages[-1])
-                    self._models.capture_answer(said, is_final=isinstance(step, Finish))
-                    self._models.accept()
-                case CallTools():
-                    self._effects.tool_call_count = machine.tool_call_count
-                    step = machine.handle(ToolsReturned(texts=await self._call_tools(step)))
-                case Finish() if gate is not None and (reminder := gate.reminder()) is not None:
-                    _log.info("Agent '%s' wanted to finish and is reminded: %s", self._order.agent_role, reminder)
-                    step = machine.remind(reminder)
-                case Finish():
-                    return step.text
-                case Fail():
-                    raise MaxIterationsExceededError(
-                        self._order.agent_role,
-                        self._order.task.description,
-                        self._agent.max_iterations,
-                        step.tool_calls_made,
-                    )
-
-    async def _call_tools(self, step: CallTools) -> list[str]:
+    async def _call_tools(self, tools: ToolCalls, step: CallTools) -> list[str]:
         model = self._effects.models[-1]
         texts: list[str] = []
-        for effect, text in await self._tools.run(step.allowed, step.turn):
+        for effect, text in await tools.run(step.allowed, step.turn):
             model.tools.append(effect)
             texts.append(text)
-        if step.allowed and self._tools.delegations is not None:
-            self._tools.delegations.turn_ended()  # may raise, so the trace must contain the calls before
+        if step.allowed and tools.delegations is not None:
+            tools.delegations.turn_ended()  # may raise, so the trace must contain the calls before
         limit = self._agent.max_iterations
         if step.stopped:
             _log.warning(
@@ -219,7 +232,9 @@ class AgentLoop:
             role, description = self._order.agent_role, brief(self._order.task.description)
             _log.warning("Agent '%s' returned empty response for task '%s'", role, description)
             return ""
-        _log.log(logging.INFO if self._is_verbose else TRACE_LEVEL, "Response:\n%s", text)
+        level = logging.INFO if self._is_verbose else TRACE_LEVEL
+        if _log.isEnabledFor(level):
+            _log.log(level, "Response:\n%s", text)
         return text
 
     async def _parse_structured(self, text: str) -> object:

@@ -16,7 +16,7 @@ from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
-from ensemble_ray.events.telemetry.active import effect_span
+from ensemble_ray.events.telemetry.active import NO_SPAN, effect_span
 from ensemble_ray.execute.agent.attempts import (
     MOST_REPEATS,
     Attempts,
@@ -33,7 +33,7 @@ from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
-from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
+from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
 from ensemble_ray.text.answers import ReasoningSplitter
 from ensemble_ray.text.foreign_text import SurrogateJoiner
 from ensemble_ray.values.ids import effect_name, uuid_of
@@ -73,10 +73,11 @@ class ModelCalls:
             self._stream = self._model
         elif scope.order.is_streaming:
             _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
-        self._structured = self._structured_model()
+        self._structured = None if scope.order.task.output_type is None else self._structured_model()
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
-        self._model_name = _text_attribute(self._model, "model_name") or _text_attribute(self._model, "model")
-        self._provider_name = _text_attribute(self._model, "provider_name")
+        names = [getattr(self._model, name, None) for name in ("model_name", "model", "provider_name")]
+        texts = [name if isinstance(name, str) and name else None for name in names]
+        self._model_name, self._provider_name = texts[0] or texts[1], texts[2]
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: digest of the latest request; None: it is neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
@@ -109,7 +110,7 @@ class ModelCalls:
             ),
         )
         request_digest = self._request_digest(messages)
-        recorded = self._scope.find_recorded(name, ModelAnswered)
+        recorded = self._scope.find_recorded(name, ModelAnswered) if self._scope.recorded_facts else None
         if recorded is not None:
             if (compare := self._scope.ports.compare) is not None:
                 compare(name, recorded, request_digest, messages)
@@ -122,8 +123,9 @@ class ModelCalls:
             effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
+            ended_at = None if lost is not None else effect.started_at + effect.latency_s
             # The next request may leave before this answer is committed (S-DUR-2).
-            await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON)
+            await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON, at=ended_at)
             if self._runner is not None:
                 await self._runner.note_return(turn, effect)
         effect.model, effect.provider = self._model_name, self._provider_name
@@ -135,8 +137,7 @@ class ModelCalls:
         messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
         self.reset_digest()
         response = await self.call(messages, (), turn, is_streaming=False)
-        self.capture_answer((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
-        self.accept()
+        self.accept((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
         return response.text
 
     def reset_digest(self) -> None:
@@ -144,8 +145,11 @@ class ModelCalls:
         if self._digest is not None:
             self._digest, self._digested = hashlib.sha256(), 0
 
-    def capture_answer(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
-        """Classify the last answer, capture the conversation (S-CAP-11), and announce the end of the iteration."""
+    def accept(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
+        """Classify the last answer, capture the conversation (S-CAP-11), and announce the end of the iteration.
+
+        An incomplete answer causes a warning, or is refused with `AgentExecutionError` (S-ENG-37).
+        """
         effect = self._effects.models[-1]
         effect.is_final = is_final
         if self._scope.context.capture_mode is not CaptureMode.OFF:
@@ -169,13 +173,9 @@ class ModelCalls:
                 instance=order.instance,
             ),
         )
-
-    def accept(self) -> None:
-        """Warn about an incomplete last answer, or refuse it with `AgentExecutionError` (S-ENG-37)."""
-        reason = incomplete_reason(self._effects.models[-1].response)
+        reason = incomplete_reason(response)
         if reason is None:
             return
-        order = self._order
         text = incomplete_text(order.agent_role, reason)
         if self._on_incomplete != "warn":
             raise AgentExecutionError(text, order.agent_role, order.task.description)
@@ -222,26 +222,33 @@ class ModelCalls:
         pieces: list[str] = []
 
         async def attempt() -> ChatResponse:
-            nonlocal started_at, wait
+            nonlocal started_at
             if self._runner is not None:
                 await self._runner.begin(self._turn)
-            started_at, wait = clock.now(), PermitWait(clock.now)
+            started_at = clock.now()
+            wait.total_s = 0.0
             # All attempts are one effect and have one key (S-DUR-27).
-            with use_effect_key(key), use_permit_wait(wait), effect_span(self._scope.context.tracing, span or name):
-                if stream is not None:
-                    return await self._read_stream(stream, messages, tools, pieces)
-                asked = list(messages)  # the model may keep the list
-                if tools:
-                    answer: object = await call_user(self._model.chat, asked, tuple(tools))
-                elif self._structured is None:
-                    answer = await call_user(self._model.chat, asked)
-                else:
-                    model, schema = self._structured
-                    answer = await call_user(model.chat_structured, asked, schema)
+            used_key, used_wait = EFFECT_KEY.set(key), PERMIT_WAIT.set(wait)
+            try:
+                tracing = self._scope.context.tracing
+                with NO_SPAN if tracing is None else effect_span(tracing, span or name):
+                    if stream is not None:
+                        return await self._read_stream(stream, messages, tools, pieces)
+                    asked = list(messages)  # the model may keep the list
+                    if tools:
+                        answer: object = await call_user(self._model.chat, asked, tuple(tools))
+                    elif self._structured is None:
+                        answer = await call_user(self._model.chat, asked)
+                    else:
+                        model, schema = self._structured
+                        answer = await call_user(model.chat_structured, asked, schema)
                 return checked_response(answer, keep_reasoning=self._keeps_reasoning)
+            finally:
+                EFFECT_KEY.reset(used_key)
+                PERMIT_WAIT.reset(used_wait)
 
         try:
-            response = await self._attempts.answer(attempt, messages, tools, has_begun=lambda: bool(pieces))
+            response = await self._attempts.answer(attempt, messages, tools, pieces)
         except (asyncio.CancelledError, ExitEarlyError) as stopped:
             if self._runner is not None:
                 self._runner.note_stop(stopped)
@@ -332,7 +339,8 @@ class ModelCalls:
         if digest is None:
             return ""
         for message in messages[self._digested :]:
-            calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+            asked = message.tool_calls
+            calls = [(call.id, call.name, call.arguments) for call in asked] if asked else []
             line = json.dumps((message.role, message.content, calls, message.tool_call_id))
             digest.update(line.encode())
         self._digested = len(messages)
@@ -357,8 +365,3 @@ class _StreamedText:
     def finish(self) -> str:
         self._pieces.append(self._whole.finish())
         return self._pieces[-1]
-
-
-def _text_attribute(model: object, name: str) -> str | None:
-    found: object = getattr(model, name, None)
-    return found if isinstance(found, str) and found else None

@@ -185,7 +185,7 @@ def is_not_review(fact: Fact) -> bool:
 
 def work_ended_at(scope: TaskScope) -> float:
     """Return the end of the work of a task with an answer: now, or when an earlier process opened the gate."""
-    asked = scope.find_recorded(_name_after(scope), ReviewRequested) if scope.recorded_facts else None
+    asked = scope.find_recorded(_name_after(scope), ReviewRequested)
     return scope.ports.clock.now() if asked is None else asked.at
 
 

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
@@ -17,11 +16,10 @@ from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_er
 from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.request import (
     MessageRoles,
-    RoleSearch,
+    RequestForm,
     SchemaOffer,
     SystemRole,
     is_refused_role,
-    is_refused_schema,
 )
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.protocol.wire import (
@@ -37,7 +35,8 @@ from ensemble_ray.llm.protocol.wire import (
     decode_completion,
     is_event_stream,
 )
-from ensemble_ray.process.context import current_effect_key, current_traceparent
+from ensemble_ray.process.context import EFFECT_KEY
+from ensemble_ray.process.context import TRACEPARENT as SPAN
 from ensemble_ray.values.messages import ChatResponse, Reasoning
 
 #: A long answer of a large model takes minutes.
@@ -85,52 +84,67 @@ class Endpoint:
         object.__setattr__(self, "origin", origin)
         object.__setattr__(self, "sender", f"{origin.endpoint} {self.model}")
 
-    async def complete(self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None) -> ChatResponse:
+    def complete(
+        self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None
+    ) -> Awaitable[ChatResponse]:
         """Return the whole answer, or raise an `openai.APIError`. `encode` returns the body, with messages under roles."""
-        search = RoleSearch(encode, self.origin, self.system_role)
-        while True:
-            body = search.body
-            try:
-                if offer is None:
-                    response = await self._send(body, self._decode)
-                else:
-                    response = await offer.answer(partial(self._send, read=self._decode), body, self.origin)
-            except CallFailedError as failed:
-                if search.adapt(failed.failure):
-                    continue
-                error = await build_provider_error(failed.failure, self.origin)
-                break
-            search.succeed()
-            return response
-        raise error  # here, so that the internal error is not its context
+        return self._call(RequestForm(encode, self.sender, self.system_role, offer), self._decode)
 
-    async def fetch(self, body: bytes, read: Callable[[bytes], R]) -> R:
+    def fetch(self, body: bytes, read: Callable[[bytes], R]) -> Awaitable[R]:
         """Return the decoded answer of another resource; `read` decodes its body, or raises `WireError`."""
-        try:
-            return await self._send(body, read)
-        except CallFailedError as failed:
-            error = await build_provider_error(failed.failure, self.origin)
-        raise error
+        return self._call(RequestForm(lambda _roles: body, self.sender), read)
+
+    async def _call(self, form: RequestForm, read: Callable[[bytes], R]) -> R:
+        """Send a request until there is an answer, in other forms after refusals and again after failures."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                answered = await self.transport.post(
+                    self.url, form.body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
+                )
+            except CallFailedError as failed:
+                failure = failed.failure
+            else:
+                refusal = answered.failure
+                if refusal is None:
+                    try:
+                        response = read(answered.body)
+                    except (WireError, TooMuchError) as error:
+                        refusal = _unusable(answered, error)
+                    else:
+                        form.succeed()
+                        return response
+                failure = refusal
+            if form.adapt(failure):
+                attempt = 0
+                continue
+            delay_s = self._delay(failure, attempt)
+            if delay_s is None:
+                break
+            await asyncio.sleep(delay_s)
+        # Not where the internal error is handled, so that this is not its context.
+        raise await build_provider_error(failure, self.origin)
 
     async def stream(self, body_with: Callable[[MessageRoles, bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
         """Yield fragments, then the whole answer. `body_with` takes the roles, and whether to request usage."""
         attempt = 0
-        search = RoleSearch(
-            lambda roles: body_with(roles, self.url not in _without_usage), self.origin, self.system_role
+        form = RequestForm(
+            lambda roles: body_with(roles, self.url not in _without_usage), self.sender, self.system_role
         )
         while True:
             attempt += 1
             requests_usage = self.url not in _without_usage
             has_begun = False
             try:
-                async with contextlib.aclosing(self._stream(search.body)) as parts:
+                async with contextlib.aclosing(self._stream(form.body)) as parts:
                     async for part in parts:
                         has_begun = True
-                        search.succeed()
+                        form.succeed()
                         yield part
             except CallFailedError as failed:
                 failure = failed.failure
-                if not has_begun and search.adapt(failure):
+                if not has_begun and form.adapt(failure):
                     continue
                 if requests_usage and failure.status in {400, 422} and b"stream_options" in failure.body:
                     _without_usage.add(self.url)
@@ -146,35 +160,11 @@ class Endpoint:
 
     def _sent_headers(self) -> Mapping[str, str]:
         """Add the id of the effect (S-DUR-27) and its span (S-INT-37), unless the user has set these headers."""
-        key, span = current_effect_key(), current_traceparent()
+        key, span = EFFECT_KEY.get(), SPAN.get()
         if not key and not span:
             return self.headers
         sent = {IDEMPOTENCY_KEY: key} if key else {}
         return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
-
-    async def _send(self, body: bytes, read: Callable[[bytes], R], *, has_schema: bool = False) -> R:
-        """Send a request, with retries, and return the decoded answer; with `has_schema`, a refused schema is final."""
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                answered = await self.transport.post(
-                    self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
-                )
-            except CallFailedError as failed:
-                failure = failed.failure
-            else:
-                refusal = answered.failure
-                if refusal is None:
-                    try:
-                        return read(answered.body)
-                    except (WireError, TooMuchError) as error:
-                        refusal = _unusable(answered, error)
-                failure = refusal
-            delay_s = self._delay(failure, attempt)
-            if delay_s is None or (has_schema and is_refused_schema(failure)):
-                raise CallFailedError(failure)
-            await asyncio.sleep(delay_s)
 
     def _decode(self, body: bytes) -> ChatResponse:
         if not is_event_stream(begin_of_body(body)):

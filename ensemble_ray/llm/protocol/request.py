@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.failures import CallFailure, CallOrigin
-from ensemble_ray.llm.protocol.transport import CallFailedError
+from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, Role, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, JsonSchema, Role, ToolSpec
 
 _log = bounded_logger(__name__)
 
@@ -70,8 +69,6 @@ class MessageRoles:
     are_merged: bool = False
 
     def arrange(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        if self == MessageRoles():
-            return messages
         arranged: list[ChatMessage] = []
         follows_system = False
         for message in messages:
@@ -90,40 +87,61 @@ class MessageRoles:
         return arranged
 
 
-class RoleSearch:
-    """One request, sent under other roles if the endpoint refuses them, except the user's `declared` role."""
+#: Roles of the protocol.
+STANDARD_ROLES = MessageRoles()
+
+
+class RequestForm:
+    """One request; after a refusal of its roles or its schema it is sent under other roles, or without the schema.
+
+    The user's `declared` role of system messages does not change.
+    """
 
     def __init__(
-        self, encode: Callable[[MessageRoles], bytes], origin: CallOrigin, declared: SystemRole | None
+        self,
+        encode: Callable[[MessageRoles], bytes],
+        place: str,
+        declared: SystemRole | None = None,
+        offer: SchemaOffer | None = None,
     ) -> None:
+        """`encode` returns the body, with messages under roles; `place` is endpoint and model."""
         self._encode = encode
-        self._place = f"{origin.endpoint} {origin.model}"
+        self._place = place
         self._declared = declared
-        known = _accepted_roles.get(self._place, MessageRoles())
+        known = _accepted_roles.get(place, STANDARD_ROLES)
         self._roles = known if declared is None else replace(known, system=declared)
-        self._refusal: CallFailure | None = None
+        self._refused_roles: CallFailure | None = None
+        self._schema = None if offer is None else _OfferedSchema(offer, place)
 
     @property
     def body(self) -> bytes:
-        return self._encode(self._roles)
+        body = self._encode(self._roles)
+        return body if self._schema is None else self._schema.add_to(body)
 
     def adapt(self, failure: CallFailure) -> bool:
-        """Choose other roles after a failure; return False if none can help."""
+        """Choose another form after a failure; return False if none can help."""
+        if self._schema is not None and self._schema.adapt(failure):
+            return True
         if not is_refused_role(failure):
             return False
         alternates = self._roles.are_merged or _ALTERNATING.search(_text_of(failure)) is not None
         others = [replace(self._roles, are_merged=alternates)]
         if self._declared is None:
             others.append(replace(others[0], system="user"))
-        refused = self.body
+        refused = self._encode(self._roles)
         for roles in others:
             if self._encode(roles) != refused:
-                self._roles, self._refusal = roles, failure
+                self._roles, self._refused_roles = roles, failure
+                if self._schema is not None:
+                    self._schema.begin()
                 return True
         return False
 
     def succeed(self) -> None:
-        if self._refusal is None:
+        """Note what the endpoint accepted, for later requests."""
+        if self._schema is not None:
+            self._schema.succeed()
+        if self._refused_roles is None:
             return
         if _accepted_roles.get(self._place) != self._roles:
             _accepted_roles[self._place] = self._roles
@@ -133,10 +151,10 @@ class RoleSearch:
             _log.info(
                 "%s refused the roles of the messages (HTTP %s); from now on %s",
                 self._place,
-                self._refusal.status,
+                self._refused_roles.status,
                 " and ".join(changes),
             )
-        self._refusal = None
+        self._refused_roles = None
 
 
 def is_refused_role(failure: CallFailure) -> bool:
@@ -181,18 +199,19 @@ class RequestOptions:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec] = (),
-        roles: MessageRoles = MessageRoles(),
+        roles: MessageRoles = STANDARD_ROLES,
         *,
         suffix: bytes = b"",
         origin: str = "",
     ) -> bytes:
         """Return the body of a request; `suffix` has members of this kind of request, such as `"stream":true`."""
         about_tools = b""
-        if tools:
+        if tools and (self.with_tools or self.after_result):
             has_result = any(message.role == "tool" for message in messages)
             about_tools = self.after_result if has_result else self.with_tools
-        members = b",".join(part for part in (about_tools, suffix) if part)
-        return encode_request(self.always, roles.arrange(messages), tools, suffix=members, origin=origin)
+        members = b",".join((about_tools, suffix)) if about_tools and suffix else about_tools or suffix
+        sent = messages if roles == STANDARD_ROLES else roles.arrange(messages)
+        return encode_request(self.always, sent, tools, suffix=members, origin=origin)
 
 
 def _free_choice(choice: object) -> object:
@@ -207,46 +226,57 @@ def _free_choice(choice: object) -> object:
     return members if members.get("type") in _FREE_CHOICES else None
 
 
-class Send(Protocol):
-    """Sends a request and returns the answer. With `has_schema`, it does not retry after a refusal of the schema."""
-
-    async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOffer:
     schema: JsonSchema
     #: the user says that the endpoint supports schemas; otherwise the first call decides
     is_declared: bool = False
 
-    async def answer(self, send: Send, body: bytes, origin: CallOrigin) -> ChatResponse:
-        """Return the answer to the request with the schema, or without it if the endpoint refuses the schema."""
-        endpoint = f"{origin.endpoint} {origin.model}"
-        schema = {"name": self.schema.name, "schema": self.schema.schema, "strict": self.schema.strict}
-        member = b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": schema})
-        this_schema = f"{endpoint} {sha256(member).hexdigest()}"
-        if endpoint in _refused or this_schema in _refused:
-            return await send(body)
-        try:
-            response = await send(b"".join((body[:-1], b",", member, b"}")), has_schema=True)
-        except CallFailedError as failed:
-            refusal = failed.failure
-            if not is_refused_schema(refusal):
-                raise
-        else:
-            _accepting.add(endpoint)
-            return response
-        is_particular = self.is_declared or endpoint in _accepting or _INVALID_SCHEMA in refusal.body.lower()
-        refused = this_schema if is_particular else endpoint
+
+class _OfferedSchema:
+    """The schema of one request, until the endpoint refuses it."""
+
+    def __init__(self, offer: SchemaOffer, place: str) -> None:
+        self._offer = offer
+        self._place = place
+        schema = {"name": offer.schema.name, "schema": offer.schema.schema, "strict": offer.schema.strict}
+        self._member = b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": schema})
+        self._name = f"{place} {sha256(self._member).hexdigest()}"
+        self._refusal: CallFailure | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Send the schema, unless the endpoint has refused it before."""
+        self._is_sent = self._place not in _refused and self._name not in _refused
+
+    def add_to(self, body: bytes) -> bytes:
+        return b"".join((body[:-1], b",", self._member, b"}")) if self._is_sent else body
+
+    def adapt(self, failure: CallFailure) -> bool:
+        if not self._is_sent or not is_refused_schema(failure):
+            return False
+        self._is_sent, self._refusal = False, failure
         # If the refusal does not name the mode, only the success of a request without the schema shows the reason.
-        plain = None if _names_schema_mode(refusal) else await send(body)
+        if _names_schema_mode(failure):
+            self._note_refusal(failure)
+        return True
+
+    def succeed(self) -> None:
+        if self._is_sent:
+            _accepting.add(self._place)
+        elif self._refusal is not None:
+            self._note_refusal(self._refusal)
+
+    def _note_refusal(self, refusal: CallFailure) -> None:
+        self._refusal = None
+        is_particular = self._offer.is_declared or self._place in _accepting or _INVALID_SCHEMA in refusal.body.lower()
+        refused = self._name if is_particular else self._place
         if refused not in _refused:
             _refused.add(refused)
-            what = "JSON schemas" if refused == endpoint else f"the JSON schema of '{self.schema.name}'"
+            what = "JSON schemas" if refused == self._place else f"the JSON schema of '{self._offer.schema.name}'"
             _log.info(
-                "%s does not take %s (HTTP %s); the prompt alone asks for the form", endpoint, what, refusal.status
+                "%s does not take %s (HTTP %s); the prompt alone asks for the form", self._place, what, refusal.status
             )
-        return await send(body) if plain is None else plain
 
 
 def is_refused_schema(failure: CallFailure) -> bool:

@@ -80,7 +80,7 @@ async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> Answered:
     """Send a body and read the whole answer; raise `CallFailedError` if there is none."""
-    session = await _session(url, once=False)
+    session = _sessions[_is_local(url), False].get() or await _open_session(url, once=False)
     timeout = _timeout(min(timeout_s, limits.time_s), streaming=False, total_s=None)
     try:
         async with await _answer(session, url, body, headers, timeout) as response:
@@ -96,7 +96,7 @@ async def open_stream(
     """Send a body; yield the head, with the body of a failure, and the pieces of a successful body."""
     server = _server_of(url)
     once = server in _closing
-    session = await _session(url, once=once)
+    session = _sessions[_is_local(url), once].get() or await _open_session(url, once=once)
     status: int | None = None
     timeout = _timeout(timeout_s, streaming=True, total_s=limits.time_s)
     try:
@@ -148,7 +148,7 @@ async def _answer(
                 raise
             _closing.add(server)
             continue
-        if not is_redirect(response.status):
+        if not 300 <= response.status <= 399:  # noqa: PLR2004  HTTP's own classes
             return response
         async with response:
             try:
@@ -159,16 +159,20 @@ async def _answer(
 
 
 async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes:
-    received = bytearray()
-    async for piece in response.content.iter_any():
-        received += piece
+    content = response.content
+    # Most answers are short and arrive with their head.
+    received = bytearray(content.read_nowait() if content.is_eof() else b"")
+    while True:
         if response.status >= 400 and len(received) >= ERROR_BODY_BYTES:  # noqa: PLR2004  HTTP's own classes
             return bytes(received[:ERROR_BODY_BYTES])
         try:
             limits.check_body(len(received))
         except TooMuchError as error:
             raise CallFailedError(CallFailure(status=response.status, reason=str(error))) from None
-    return bytes(received)
+        piece = b"" if content.at_eof() else await content.readany()
+        if not piece:
+            return bytes(received)
+        received += piece
 
 
 async def _pieces(response: aiohttp.ClientResponse, limits: AnswerLimits) -> AsyncGenerator[bytes]:
@@ -222,12 +226,10 @@ def _timeout(timeout_s: float, *, streaming: bool, total_s: float | None) -> aio
 # Sessions.
 
 
-async def _session(url: str, *, once: bool) -> aiohttp.ClientSession:
-    """Return the running loop's session for a URL; `once` selects a session without connection reuse."""
+async def _open_session(url: str, *, once: bool) -> aiohttp.ClientSession:
+    """Open the running loop's session for a URL; `once` selects a session without connection reuse."""
     is_local = _is_local(url)
     sessions = _sessions[is_local, once]
-    if (session := sessions.get()) is not None:
-        return session
     if "aiohttp" not in sys.modules:
         await threads.run(importlib.import_module, "aiohttp")  # it takes a fifth of a second of CPU
     from urllib.request import getproxies

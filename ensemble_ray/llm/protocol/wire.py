@@ -66,6 +66,9 @@ _FAILURES = frozenset({
     "unexpected_tool_call",
 })  # fmt: skip
 
+#: Values of `finish_reason` of most answers.
+_ENDS = frozenset({"stop", "tool_calls"})
+
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
@@ -149,26 +152,26 @@ class EncodedPieces:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._pieces: dict[tuple[int, Hashable], tuple[object, bytes]] = {}
+        self.known: dict[tuple[int, Hashable], tuple[object, bytes]] = {}
         self._lock = new_lock()
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self.known)
 
     def get(self, value: _Piece, encode: Callable[[_Piece], bytes], form: Hashable = None) -> bytes:
         """Return the encoded value; `form` is part of the key."""
         key = id(value), form
-        cached = self._pieces.get(key)
+        cached = self.known.get(key)
         if cached is not None:
             return cached[1]
         encoded = encode(value)
         with self._lock:
-            if key not in self._pieces:
-                self._pieces[key] = (value, encoded)
+            if key not in self.known:
+                self.known[key] = (value, encoded)
                 self._held_bytes += len(encoded)
             while self._held_bytes > self._limit_bytes:
-                oldest = next(iter(self._pieces))
-                self._held_bytes -= len(self._pieces.pop(oldest)[1])
+                oldest = next(iter(self.known))
+                self._held_bytes -= len(self.known.pop(oldest)[1])
         return encoded
 
 
@@ -190,9 +193,10 @@ def encode_request(
     """
     forms = _forms(messages, origin)
     if len(messages) > _FIRST_TURN:
-        encoded = [
-            _pieces.get(message, partial(_message, form), form) for message, form in zip(messages, forms, strict=True)
-        ]
+        known, encoded = _pieces.known, list[bytes]()
+        for message, form in zip(messages, forms, strict=True):
+            held = known.get((id(message), form))  # most messages were part of the request before
+            encoded.append(_pieces.get(message, partial(_message, form), form) if held is None else held[1])
         sent = b"[%b]" % b",".join(encoded)
     else:
         sent = json_bytes([_members(form, message) for message, form in zip(messages, forms, strict=True)])
@@ -274,6 +278,8 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
 
 
 def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+    if known.issuperset(data):
+        return {}
     return {name: value for name, value in data.items() if name not in known and value is not None}
 
 
@@ -352,18 +358,24 @@ def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = 
         message = choice["message"]
         text = text_in(message)
         entries = message.get("tool_calls") or ()
-        limits.check_tool_calls(len(entries))
-        calls = tuple(
-            # A few servers leave the id out; the result of the call needs one.
-            ToolCall(
-                str(entry.get("id") or f"call_{index}"),
-                str(entry["function"]["name"]),
-                text_of_arguments(entry["function"].get("arguments")),
+        calls: tuple[ToolCall, ...] = ()
+        fields = None
+        if entries:
+            limits.check_tool_calls(len(entries))
+            calls = tuple(
+                [
+                    # A few servers leave the id out; the result of the call needs one.
+                    ToolCall(
+                        str(entry.get("id") or f"call_{index}"),
+                        str(entry["function"]["name"]),
+                        text_of_arguments(entry["function"].get("arguments")),
+                    )
+                    for index, entry in enumerate(entries)
+                ]
             )
-            for index, entry in enumerate(entries)
-        )
-        members = members_of_message(message, has_calls=bool(calls))
-        fields = provider_fields(origin, members, [members_of_call(entry) for entry in entries])
+        if entries or not _OF_MESSAGE.issuperset(message):
+            members = members_of_message(message, has_calls=bool(calls))
+            fields = provider_fields(origin, members, [members_of_call(entry) for entry in entries])
         response = ChatResponse(
             text,
             calls,
@@ -381,7 +393,7 @@ def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = 
 
 
 def check_end(finish_reason: str | None) -> None:
-    if _is_failure(finish_reason):
+    if finish_reason not in _ENDS and _is_failure(finish_reason):
         raise AnswerFailedError(f"the answer ended with finish_reason '{finish_reason}'")
 
 
@@ -391,6 +403,8 @@ def _is_failure(finish_reason: object) -> bool:
 
 def has_failed(body: Mapping[str, Any]) -> bool:
     """Whether an answer is an error, or has one in its first choice, or one with a status next to its choices (S-LLM-20)."""
+    if body.get("choices") and not body.get("error"):
+        return bool(_first_choice(body).get("error"))
     found = _error_in(body)
     is_beside = found is not None and found is body.get("error") and "choices" in body
     return found is not None and (not is_beside or read_error_body(found).status is not None)
@@ -488,7 +502,9 @@ def _thought(part: object) -> str:
 
 def finish_reason_in(choice: Mapping[str, Any]) -> str | None:
     reason: object = choice.get("finish_reason")
-    return one_line(reason[:_LONGEST_REASON], None) if isinstance(reason, str) and reason else None
+    if not isinstance(reason, str) or not reason:
+        return None
+    return reason if reason in _ENDS else one_line(reason[:_LONGEST_REASON], None)
 
 
 def text_of_arguments(arguments: object) -> str:
@@ -503,7 +519,11 @@ def usage_in(data: object) -> TokenUsage | None:
     counts = cast("Mapping[str, object]", data)
     details = counts.get("completion_tokens_details")
     thought = cast("Mapping[str, object]", details).get("reasoning_tokens") if isinstance(details, dict) else None
-    return TokenUsage(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), _count(thought))
+    return TokenUsage(
+        _count(counts.get("prompt_tokens")),
+        _count(counts.get("completion_tokens")),
+        -1 if thought is None else _count(thought),
+    )
 
 
 def _count(value: object) -> int:
@@ -515,6 +535,7 @@ def _count(value: object) -> int:
 STREAM_END = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_LONGEST_FIELD = max(map(len, _FIELDS))
 #: Names of events, and types of objects, that only keep a connection open.
 _PINGS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive", "keep_alive"})
 _CHUNK = "a piece of the stream"
@@ -537,7 +558,8 @@ def is_event_stream(begin: bytes) -> bool | None:
     """Whether a body that starts like this is an event stream; None: more bytes decide."""
     if begin.startswith(_FIELDS):
         return True
-    return None if any(name.startswith(begin) for name in (*_FIELDS, _BOM)) else False
+    is_short = len(begin) < _LONGEST_FIELD
+    return None if is_short and any(name.startswith(begin) for name in (*_FIELDS, _BOM)) else False
 
 
 class SseParser:

@@ -178,9 +178,13 @@ def compare_fields(recorded: Mapping[str, object], current: Mapping[str, object]
 def _strip(value: object) -> object:
     if isinstance(value, dict):
         mapping = cast("dict[str, object]", value)
-        return {key: _strip(each) for key, each in mapping.items() if key != _HIDDEN}
+        return {
+            key: _strip(each) if isinstance(each, dict | list) else each
+            for key, each in mapping.items()
+            if key != _HIDDEN
+        }
     if isinstance(value, list):
-        return [_strip(each) for each in cast("list[object]", value)]
+        return [_strip(each) if isinstance(each, dict | list) else each for each in cast("list[object]", value)]
     return value
 
 

@@ -195,9 +195,13 @@ class GivenDirectives:
             case _:
                 assert_never(given)
 
+    @property
+    def has_texts(self) -> bool:
+        return bool(self._texts)
+
     def active(self, at: float) -> tuple[str, ...]:
         """Return the texts that are active at a time, Unix time, s, in the order of their directives."""
-        return tuple(each.text for each in self._texts.values() if each.is_active(at))
+        return tuple([each.text for each in self._texts.values() if each.is_active(at)])
 
 
 async def read_switches(store: RunStore, run_id: str) -> tuple[ModelSwitch, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ensemble_ray import (
     AbstractAgentTool,
@@ -15,6 +16,7 @@ from ensemble_ray import (
     ToolResult,
     UnknownEffect,
 )
+from ensemble_ray.events import Event
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
@@ -26,7 +28,12 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
 from tests.ensemble_ray.tools.doubles import PoolHere
 
-RUN_CONTEXT = RunContext(run_id="run", workflow="sequential", total_tasks=2)
+RUN_CONTEXT = RunContext(
+    run_id="run",
+    workflow="sequential",
+    total_tasks=2,
+    interest=frozenset(kind.method for kind in Event.__subclasses__()),
+)
 
 
 def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:
@@ -83,6 +90,9 @@ class Bench:
         self.clock = ManualClock(start=1000.0)
         self.journal = journal or MemoryJournal("run", known)
         self.sink = sink or RecordingSink()
+        context = replace(
+            context, interest=frozenset(kind.method for kind in Event.__subclasses__() if self.sink.wants(kind))
+        )
         self.agents = dict(agents or {})
         self.tasks = {
             **{key: Task(description=f"Do {key}", expected_output="Prose") for key in self.agents},
