@@ -1,16 +1,16 @@
-"""An offer that waits for its approval: at one terminal it is written, at another one somebody decides.
+"""An offer that waits for approval: one terminal writes it, another one decides.
 
 First terminal:
 
     python examples/approval.py "twelve desk lamps"     writes the offer, and ends: the run waits in its record
 
-Second terminal, at any time, also on another day:
+Second terminal, at any time:
 
-    ensemble-ray reviews                                what waits, of all runs
+    ensemble-ray reviews                                lists open reviews of all runs
     ensemble-ray review RUN GATE                        shows the offer
     ensemble-ray review RUN GATE approve                or: edit FILE, or: exit
 
-First terminal again; on a cluster the run goes on by itself:
+First terminal again; on a cluster the run continues by itself:
 
     python examples/approval.py --go-on RUN             puts the offer into a letter
 
@@ -28,7 +28,6 @@ GO_ON = "--go-on"
 
 
 def make_team(llm: str) -> Ensemble:
-    """Return a clerk who writes an offer, and a letter once the offer is approved."""
     clerk = Agent(role="Clerk", goal="Write short, friendly offers", llm=llm)
     offer = Task(
         description="Write an offer for {goods}, with a price",
@@ -48,7 +47,7 @@ def make_team(llm: str) -> Ensemble:
 def main(
     goods: str = "twelve desk lamps", run_id: str = "", llm: str = os.environ.get("LLM", "openai:gpt-4o-mini")
 ) -> EnsembleOutput:
-    """Write the offer, or go on with the run that did."""
+    """Write the offer, or resume the run that did."""
     team = make_team(llm)
     output = resume(run_id, team) if goods == GO_ON else team.run({"goods": goods})
     if output.state is not RunState.WAITING:

@@ -1,4 +1,4 @@
-"""Tools of your own: a function, a function that is heavy on the processor, and a class with a typed input.
+"""Tools of your own: a function, a function with heavy computation, and a class with a typed input.
 
 python examples/custom_tool.py [LLM]
 """
@@ -18,7 +18,7 @@ def price_of(item: Annotated[str, Field(description="Name of the item, for examp
     """Look up the price of an item in the shop."""
     prices = {"tea": 3.20, "rice": 1.10}
     if item not in prices:
-        # What a tool says is read by the model, so a refusal tells what would work.
+        # The model reads the error, so it lists what would work.
         return f"Error: no item '{item}'. Known: {', '.join(sorted(prices))}"
     return f"{item} costs {prices[item]:.2f}"
 
@@ -55,12 +55,11 @@ class OrderTool(AbstractTypedAgentTool[Order]):
 
 
 def show(event: ToolCallEvent) -> None:
-    """Tell what a tool was asked and what it gave."""
+    """Print arguments and result of a tool call."""
     print(f"{event.tool_name}({event.tool_arguments}) -> {event.tool_result} [{event.outcome}]")
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Let an agent use all three."""
     clerk = Agent(
         role="Clerk",
         goal="Serve customers with the tools you have",

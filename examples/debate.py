@@ -1,4 +1,4 @@
-"""A debate: two sides answer each other for three rounds, then a judge reads all of it.
+"""A debate: two sides answer each other for three rounds, then a judge decides.
 
 python examples/debate.py [LLM]
 """
@@ -11,7 +11,6 @@ from ensemble_ray import Agent, Ensemble, EnsembleOutput, Loop, Task
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Let both sides speak three times, and a judge decide."""
     optimist = Agent(role="Optimist", goal="Argue for a proposal", llm=llm)
     sceptic = Agent(role="Sceptic", goal="Argue against a proposal", llm=llm)
     judge = Agent(role="Judge", goal="Weigh arguments", llm=llm)
@@ -23,7 +22,7 @@ def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
         agent=sceptic,
         context=[speech],
     )
-    # Without a predicate all rounds are held; the judge is given every one of them, not the last alone.
+    # Without a predicate all rounds run. The judge receives all of them.
     debate = Loop(name="debate", body=[speech, answer], max_iterations=3, output_mode="all_iterations")
     verdict = Task(
         name="verdict",

@@ -1,4 +1,4 @@
-"""A team drawn before it runs and after: phases, a loop in one of them, a review at the end.
+"""Draw a team before and after its run: phases, a loop in one of them, a review at the end.
 
 python examples/drawing.py [LLM] [FOLDER]
 """
@@ -12,7 +12,6 @@ from ensemble_ray import Agent, Ensemble, EnsembleDevTools, Loop, Phase, PhaseRe
 
 
 def make_team(llm: str) -> Ensemble:
-    """Return a team that writes an article."""
     researcher = Agent(role="Researcher", goal="Find facts", llm=llm)
     writer = Agent(role="Writer", goal="Write plainly", llm=llm)
     editor = Agent(role="Editor", goal="Decide what may be printed", llm=llm)
@@ -39,7 +38,6 @@ def make_team(llm: str) -> Ensemble:
 
 
 def main(llm: str = "openai:gpt-4o-mini", folder: str = "drawings") -> list[Path]:
-    """Draw the team, run it, draw the run."""
     team, inputs = make_team(llm), {"topic": "tides"}
     drawn = [EnsembleDevTools.draw(team, Path(folder) / "team.svg")]
     output = team.run(inputs)

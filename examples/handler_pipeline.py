@@ -1,4 +1,4 @@
-"""Tasks without a model: functions and a pipeline of tools do the work, and a model only writes the last sentence.
+"""Tasks without a model: functions and a pipeline of tools. A model only writes the last sentence.
 
 python examples/handler_pipeline.py [LLM]
 """
@@ -31,12 +31,12 @@ class Measured(BaseModel):
 
 
 def fetch(_: TaskHandlerContext) -> dict[str, object]:
-    """Stand for a call of a service; a handler may be `async` and may raise."""
+    """Replace a call of a service; a handler may be `async` and may raise."""
     return {"gauges": [{"place": "Brest", "high_m": 6.9, "low_m": 1.4}]}
 
 
 def measure(context: TaskHandlerContext) -> Measured:
-    """Read the answer of the task before: programs get the object, and models its JSON."""
+    """Read the output of the previous task: handlers receive the object, models its JSON."""
     return Measured(**context.context_outputs[0].parsed["gauges"][0])
 
 
@@ -47,13 +47,12 @@ class Difference(AbstractAgentTool):
     description = "Makes of a tide the expression of its range"
 
     def do_execute(self, text: str, /) -> ToolResult:
-        """Read the tide; what does not fit raises, and the task fails with its words."""
+        """Read the tide. An invalid input raises, and the task fails with that message."""
         tide = Measured.model_validate_json(text)
         return ToolResult.success(f"{tide.high_m} - {tide.low_m}")
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Fetch, compute twice, write."""
     fetched = Task(name="fetch", description="Fetch the gauges", expected_output="JSON", handler=fetch)
     measured = Task(
         name="measure",
@@ -63,8 +62,7 @@ def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
         context=[fetched],
         output_type=Measured,
     )
-    # A tool or a pipeline of tools is a handler too. Its input is the text of the last context task, and each step
-    # takes the text of the step before it.
+    # A tool or a pipeline of tools is a handler too. Its input is the text of the last context task.
     computed = Task(
         name="range",
         description="Compute the range",

@@ -1,7 +1,7 @@
 """A team that improves its instructions from run to run.
 
-python examples/improving.py tides      the first run; what it teaches is kept in notes.db of this directory
-python examples/improving.py tides      the next one begins with that
+python examples/improving.py tides      the first run stores what it learns in notes.db of this directory
+python examples/improving.py tides      the next run starts with that
 
 Set LLM=local for the embedded model: no key, no network.
 """
@@ -15,7 +15,6 @@ from ensemble_ray import Agent, Ensemble, EnsembleOutput, SqliteReflectionStore,
 
 
 def show(event: TaskReflectedEvent) -> None:
-    """Print what was learned."""
     learned = event.reflection
     print(f"Learned in execution {learned.run_count}: {learned.refined_description}")
     for line in (*learned.observations, *learned.suggestions):
@@ -23,7 +22,6 @@ def show(event: TaskReflectedEvent) -> None:
 
 
 def main(topic: str = "tides", llm: str = os.environ.get("LLM", "openai:gpt-4o-mini")) -> EnsembleOutput:
-    """Explain something, and write down how to do it better next time."""
     teacher = Agent(role="Teacher", goal="Explain things to children", llm=llm)
     explain = Task(
         description="Explain {topic} to a child of eight",

@@ -1,4 +1,4 @@
-"""A loop for each row of a file: write, criticise, rewrite, for as many rows as there are.
+"""A loop for each row of a file: write, criticise, rewrite.
 
 python examples/loop_per_row.py [LLM] [FILE.jsonl]    without a file it has products of its own; a row has the field "text"
 """
@@ -14,7 +14,6 @@ PRODUCTS = ["A kettle that boils in two minutes", "An umbrella that fits into a 
 
 
 def main(llm: str = "openai:gpt-4o-mini", file: str = "") -> EnsembleOutput:
-    """Write a slogan for each product until the critic approves it."""
     writer = Agent(role="Writer", goal="Write slogans", llm=llm)
     critic = Agent(role="Critic", goal="Find what is weak in a slogan", llm=llm)
 
@@ -38,7 +37,7 @@ def main(llm: str = "openai:gpt-4o-mini", file: str = "") -> EnsembleOutput:
             until=Until.text_contains("APPROVED"),
             max_iterations=3,
         )
-        # What a row gives is its last slogan; `return loop` would give the last review.
+        # The output of a row is its last slogan; `return loop` would return the last review.
         return loop.output_of(slogan)
 
     slogans = MapEnsemble(items=file or [{"text": text} for text in PRODUCTS], map_task=refine, max_concurrency=8)

@@ -1,4 +1,4 @@
-"""Reviews to themes: a task for each review, and tasks that bring what they found together until one list is left.
+"""Reviews to themes: one task per review, and tasks that join the results until one list is left.
 
 python examples/map_reduce.py [LLM] [FILE.jsonl]    without a file it reads reviews of its own; a row has the field "text"
 """
@@ -18,23 +18,22 @@ REVIEWS = [
     "Boils in two minutes. Drips a little.",
     "Support never answered about the lid.",
 ]
-#: Tokens that the notes of one group may have; several groups are brought together again.
+#: Tokens of the notes in one group.
 BUDGET = 400
 
 
 def show(event: TaskCompleteEvent) -> None:
-    """Tell that a task is done; called in this process, wherever the task ran."""
+    """Print that a task is done. This process calls it, wherever the task ran."""
     print(f"{event.instance.partition('#')[0]}: {event.duration.total_seconds():.1f} s")
 
 
 def main(llm: str = "openai:gpt-4o-mini", file: str = "") -> EnsembleOutput:
-    """Read every review, then join the notes."""
     reader = Agent(role="Reader", goal="Note what a review praises and what it blames", llm=llm)
     editor = Agent(role="Editor", goal="Join notes into a short list of themes", llm=llm)
 
     def read(review: Mapping[str, str]) -> Task:
         return Task(
-            # A reduce is shown the first paragraph of this, so the review stands behind it.
+            # A reduce receives the first paragraph, so the review comes after it.
             description=f"Name what this review praises and blames.\n\n{review['text']}",
             expected_output="At most two short lines",
             agent=reader,

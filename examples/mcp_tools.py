@@ -1,4 +1,4 @@
-"""Tools of an MCP server: this file is both, the agent and a small server that the agent's process starts.
+"""Tools of an MCP server. This file is the agent and a small server that the agent's process starts.
 
 python examples/mcp_tools.py [LLM]
 """
@@ -18,7 +18,7 @@ def serve() -> None:
 
     server = MCPServer("stock", log_level="WARNING")
 
-    # It changes nothing, so the call may be made again if the server dies in the middle of it.
+    # It changes nothing, so the call may be repeated if the server dies.
     @server.tool(annotations=ToolAnnotations(read_only_hint=True))
     def in_stock(item: str) -> int:
         """Tell how many pieces of an item there are."""
@@ -28,7 +28,6 @@ def serve() -> None:
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> None:
-    """Ask about the stock."""
     stock = MCP(f"stdio:{shlex.join([sys.executable, __file__, '--serve'])}", prefix="shop_")
     clerk = Agent(role="Clerk", goal="Answer questions about the stock", tools=[stock], llm=llm)
     print(Ensemble(tasks=[Task(description="Is there tea?", expected_output="One sentence", agent=clerk)]).run().raw)

@@ -1,4 +1,4 @@
-"""A newsroom: a manager hands the work to a researcher, an analyst and a writer, under rules that no model gets past.
+"""A newsroom: a manager delegates to a researcher, an analyst and a writer, under rules that bind every model.
 
 python examples/newsroom.py                           a model behind OPENAI_API_KEY, or behind OPENAI_BASE_URL
 python examples/newsroom.py local                     the embedded model: no key, no network
@@ -56,13 +56,13 @@ def search_archive(words: str) -> str:
 
 
 def no_rumours(request: DelegationRequest, _: DelegationPolicyContext) -> DelegationPolicyResult:
-    """House rule, asked about each delegation after the constraints."""
+    """Check each delegation after the constraints."""
     if "rumour" in request.task_description.lower():
         return DelegationPolicyResult.reject("this paper prints no rumours; ask for what can be checked")
     return DelegationPolicyResult.allow()
 
 
-#: What the manager is held to, whatever its model says.
+#: The manager must follow these, whatever its model answers.
 RULES = HierarchicalConstraints(
     required_stages=[["Researcher"], ["Analyst"], ["Writer"]],
     required_workers=["Writer"],
@@ -75,13 +75,12 @@ RULES = HierarchicalConstraints(
 def newsroom(
     manager: ChatModel | str, researcher: ChatModel | str, analyst: ChatModel | str, writer: ChatModel | str
 ) -> Ensemble:
-    """Return the team; each of its members with a model."""
-    # The columnist sits in the same room, and is not for this story.
+    # The columnist is not needed for this story.
     columnist = Agent(role="Columnist", goal="Have an opinion", llm=writer)
     finder = Agent(role="Researcher", goal="Find what is on record", tools=[search_archive], llm=researcher)
     thinker = Agent(role="Analyst", goal="Say in two sentences what facts mean", llm=analyst)
     author = Agent(role="Writer", goal="Write short, plain news", llm=writer)
-    # In no useful order: the stages bring the order about.
+    # In no useful order: the stages define the order.
     article = Task(
         description="Write the article about {topic}: 60 words, from the facts and the analysis",
         expected_output="Prose without headings",
@@ -108,7 +107,7 @@ def newsroom(
 
 
 def show(event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> None:
-    """Tell what becomes of the delegations."""
+    """Print the outcome of delegations."""
     match event:
         case DelegationStartedEvent():
             print(f"-> {event.worker_role}: {_short(event.task_description)}")
@@ -124,12 +123,12 @@ def _short(text: str, most: int = 120) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-#: Of an answer that no model gave.
+#: For an answer without a model.
 NO_TOKENS = TokenUsage(input_tokens=0, output_tokens=0)
 
 
 class ToolFirst:
-    """Uses each tool once, with the task's text, and lets a model write that cannot call tools itself."""
+    """Calls each tool once with the task's text, for a model that cannot call tools itself."""
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model
@@ -147,9 +146,9 @@ class ToolFirst:
 
 
 class Impatient:
-    """Leads without a model: asks everybody in turn who has given nothing yet, and minds no order.
+    """Leads without a model: delegates to each agent that has returned no result, in any order.
 
-    The embedded model is too small to lead: it asks the same agent again and again. The rules put this one right.
+    The embedded model is too small to lead. The rules correct this one.
     """
 
     async def chat(
@@ -157,7 +156,7 @@ class Impatient:
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec] = (),  # noqa: ARG002  it knows its only tool
     ) -> ChatResponse:
-        """Return the next delegation; the last result, when everybody has returned one."""
+        """Return the next delegation, or the last result when all agents have returned one."""
         tasks = re.findall(r"^Task \d+: (.+)\n.*\nSuggested agent: (.+)$", messages[1].content or "", re.MULTILINE)
         asked = [str(json.loads(call.arguments)["agent_role"]) for message in messages for call in message.tool_calls]
         told = [message.content or "" for message in messages if message.role == "tool"]
@@ -173,7 +172,6 @@ class Impatient:
 
 
 def team(llm: str = "openai:gpt-4o-mini") -> Ensemble:
-    """Return the newsroom with one model for everybody."""
     if llm != "local":
         return newsroom(llm, llm, llm, llm)
     small = LocalChatModel(max_tokens=120, temperature=0, repeat_penalty=1.1)
@@ -181,7 +179,6 @@ def team(llm: str = "openai:gpt-4o-mini") -> Ensemble:
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Have an article written."""
     output = team(llm).run({"topic": "the flood in the harbour"})
     print(f"\n{output.raw}\n")
     delegated = [each.agent_role for each in output.task_outputs[:-1]]  # the last one is the manager's

@@ -1,4 +1,4 @@
-"""Many readers at once, one editor: each text is summarised by a task of its own, and a last task joins the results.
+"""Many readers and one editor: a task summarises each text, and a last task joins the results.
 
 python examples/parallel_digest.py [LLM] [FILE...]    without files it reads three short texts of its own
 """
@@ -18,19 +18,18 @@ TEXTS = [
 
 
 def show(event: TaskCompleteEvent) -> None:
-    """Tell that a task is done; called in this process, wherever the task ran."""
+    """Print that a task is done. This process calls it, wherever the task ran."""
     print(f"[{event.task_index}/{event.total_tasks}] {event.agent_role}: {event.duration.total_seconds():.1f} s")
 
 
 def main(llm: str = "openai:gpt-4o-mini", *files: str) -> EnsembleOutput:
-    """Read everything at the same time, then write the digest."""
     texts = [Path(name).read_text(encoding="utf-8") for name in files] or TEXTS
     reader = Agent(role="Reader", goal="Say in two sentences what a text says", llm=llm)
     editor = Agent(role="Editor", goal="Join summaries into one short digest", llm=llm)
     readings = [
         Task(
             name=f"read_{number}",
-            # The text comes as an input: braces in it are then not taken for variables.
+            # The text is an input, so that its braces are no variables.
             description=f"Summarise this text:\n\n{{text_{number}}}",
             expected_output="Two sentences",
             agent=reader,

@@ -1,11 +1,11 @@
-"""A campaign in three languages, each approved by somebody else, at any time and in any order.
+"""A campaign in three languages, each with its own approval, at any time and in any order.
 
     python examples/parallel_gates.py "a tea that wakes you up"    writes all three, and ends: three gates are open
-    ensemble-ray reviews                                           what waits; in Python: pending_reviews()
-    ensemble-ray review RUN GATE approve                           or: edit FILE; by whom, at which terminal, does not matter
-    python examples/parallel_gates.py --go-on RUN                  goes on with what was decided, and waits for the rest
+    ensemble-ray reviews                                           lists open reviews; in Python: pending_reviews()
+    ensemble-ray review RUN GATE approve                           or: edit FILE; from any terminal
+    python examples/parallel_gates.py --go-on RUN                  continues after decisions, and waits for the rest
 
-When the last one is decided, the plan of the campaign is made of all three. Nothing that was written is written again.
+After the last decision, a task plans the campaign from all three texts. No text is written twice.
 Set LLM=local for the embedded model: no key, no network.
 """
 
@@ -21,7 +21,6 @@ LANGUAGES = ("English", "French", "German")
 
 
 def make_team(llm: str) -> Ensemble:
-    """Return writers who work side by side, and who plans when all of their texts are approved."""
     writer = Agent(role="Copywriter", goal="Write slogans that people remember", llm=llm)
     slogans = [
         Task(
@@ -44,7 +43,7 @@ def make_team(llm: str) -> Ensemble:
 def main(
     product: str = "a tea that wakes you up", run_id: str = "", llm: str = os.environ.get("LLM", "openai:gpt-4o-mini")
 ) -> EnsembleOutput:
-    """Write the slogans, or go on with the run that did."""
+    """Write the slogans, or resume the run that did."""
     team = make_team(llm)
     output = resume(run_id, team) if product == GO_ON else team.run({"product": product})
     for gate in output.open_reviews:

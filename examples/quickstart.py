@@ -1,4 +1,4 @@
-"""Two tasks, one of them with an agent and a tool of its own.
+"""Two tasks, one of them with an agent and a tool.
 
 python examples/quickstart.py                         a model behind OPENAI_API_KEY, or behind OPENAI_BASE_URL
 python examples/quickstart.py local                   the embedded model: no key, no network
@@ -18,7 +18,6 @@ def word_count(text: str) -> int:
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Find facts, then write an article from them."""
     writer = Agent(role="Writer", goal="Write plainly", tools=[word_count], llm=llm)
     facts = Task(name="facts", description="Find five facts about {topic}", expected_output="A list")
     article = Task(

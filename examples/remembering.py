@@ -1,8 +1,8 @@
-"""A team that remembers what its customer likes, from one run to the next.
+"""A team that remembers its customer's preferences between runs.
 
-python examples/remembering.py "Please keep it short."      it is remembered
-python examples/remembering.py "How do tides work?"         another run, which sees it
-ensemble-ray memory show customer                           what it remembers, in memory.db of this directory
+python examples/remembering.py "Please keep it short."      the run stores it
+python examples/remembering.py "How do tides work?"         another run uses it
+ensemble-ray memory show customer                           shows the entries, in memory.db of this directory
 
 Set LLM=local for the embedded model: no key, no network.
 """
@@ -17,8 +17,8 @@ from ensemble_ray import Agent, Ensemble, EnsembleOutput, MemoryScope, SqliteMem
 
 
 def main(message: str = "How do tides work?", llm: str = os.environ.get("LLM", "openai:gpt-4o-mini")) -> EnsembleOutput:
-    """Note what a message says of its writer, then answer it with all that was noted before."""
-    # Without the extra `memory` a scope gives its most recent entries, with it those that have to do with the task.
+    """Store what a message tells about its writer, then answer it with all entries."""
+    # With the extra `memory`, a scope returns entries that fit the task; without it, the most recent ones.
     has_model = importlib.util.find_spec("wordllama") is not None
     memory = SqliteMemory("memory.db", embedding_model="local" if has_model else None)
     clerk = Agent(role="Clerk", goal="Serve customers as they like it", llm=llm)

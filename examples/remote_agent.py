@@ -1,4 +1,4 @@
-"""A team asks another one over the A2A protocol: `ensemble-ray serve far.yaml` serves the far one, at http://127.0.0.1:8000/a2a/far.
+"""A team calls another one over the A2A protocol: `ensemble-ray serve far.yaml` serves it at http://127.0.0.1:8000/a2a/far.
 
 python examples/remote_agent.py URL [LLM]
 """
@@ -11,8 +11,7 @@ from ensemble_ray import Agent, Ensemble, RemoteAgent, Task
 
 
 def main(url: str, llm: str = "openai:gpt-4o-mini") -> None:
-    """Have figures from afar put into words."""
-    # Its card says what it is called, and whether the same message may be sent again after a crash.
+    # Its card has its name, and whether a message may be repeated after a crash.
     analyst = RemoteAgent.discover(url)
     writer = Agent(role="Writer", goal="Write plainly", llm=llm)
     figures = Task(description="Which tea sold best?", expected_output="A tea and a figure", agent=analyst)

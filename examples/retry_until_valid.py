@@ -1,4 +1,4 @@
-"""Ask again until an answer holds: a loop whose predicate is a check of your own.
+"""Repeat a task until its answer is valid: a loop whose predicate is your own check.
 
 python examples/retry_until_valid.py [LLM]
 """

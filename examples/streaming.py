@@ -1,4 +1,4 @@
-"""Follow a run as it happens: tokens as the model writes them, then the output.
+"""Follow a run while it works: tokens of the model, then the output.
 
 python examples/streaming.py [LLM]
 """
@@ -19,7 +19,7 @@ from ensemble_ray import (
 
 
 async def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput | None:
-    """Print the fragments of two tasks; leaving the loop early would cancel the run."""
+    """Print the tokens of two tasks. Leaving the loop early would cancel the run."""
     poet = Agent(role="Poet", goal="Write short poems", llm=llm)
     poem = Task(name="poem", description="Write four lines about {topic}", expected_output="A poem", agent=poet)
     title = Task(

@@ -1,4 +1,4 @@
-"""Three phases, the last with a review that may send its own work back, or that of the phase before.
+"""Three phases. The review of the last one may repeat its phase or the previous one.
 
 python examples/three_phases.py [LLM]
 """
@@ -11,7 +11,6 @@ from ensemble_ray import Agent, Ensemble, EnsembleOutput, Phase, PhaseReview, Ta
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Research side by side, write, and print what the editor accepts."""
     researcher = Agent(role="Researcher", goal="Find facts", llm=llm)
     writer = Agent(role="Writer", goal="Write plainly", llm=llm)
     editor = Agent(role="Editor", goal="Decide what may be printed", llm=llm)

@@ -1,4 +1,4 @@
-"""A state graph: a triage decides who works next, and the answer goes back to it until it is satisfied.
+"""A state graph: a triage chooses the next state, until the question is answered.
 
 python examples/tool_router.py [LLM]
 """
@@ -27,12 +27,10 @@ def says(word: str, context: GraphRoutingContext) -> bool:
 
 
 def show(event: GraphStateCompletedEvent) -> None:
-    """Tell each step."""
     print(f"{event.step_number}. {event.state_name} -> {event.next_state}")
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Answer a question by the tools it takes."""
     triage = Agent(role="Triage", goal="Decide who can work on a question", llm=llm)
     clerk = Agent(role="Clerk", goal="Calculate with the tool", tools=[CalculatorTool()], llm=llm)
     calendar = Agent(role="Calendar", goal="Work out dates with the tool", tools=[DateTimeTool()], llm=llm)

@@ -1,4 +1,4 @@
-"""A graph of LangGraph as an agent of a team: it looks up the stock with a tool of its own.
+"""A LangGraph graph as an agent of a team; it has its own tool.
 
 pip install langgraph langchain-openai
 python examples/with_langgraph.py [MODEL]
@@ -20,16 +20,14 @@ def in_stock(item: str) -> int:
 
 
 class Clerk:
-    """A runner: what it holds travels to the process of its agent, so the graph is compiled there."""
+    """A runner. It is pickled for its agent's process, so `run` compiles the graph there."""
 
-    effect = "none"  # it only reads: asking it again after a crash does no harm
+    effect = "none"  # it only reads, so a repetition after a crash does no harm
 
     def __init__(self, model: str) -> None:
-        """Keep the model's name."""
         self.model = model
 
     async def run(self, request: TaskRequest) -> TaskAnswer:
-        """Do a task."""
         model = ChatOpenAI(model=self.model).bind_tools([in_stock])
 
         async def ask(state: MessagesState) -> dict[str, list[AIMessage]]:
@@ -48,7 +46,6 @@ class Clerk:
 
 
 def main(model: str = "gpt-4o-mini") -> None:
-    """Ask about the stock."""
     clerk = Agent(role="Clerk", goal="Answer questions about the stock", runner=Clerk(model))
     print(Ensemble(tasks=[Task(description="How much tea is there?", expected_output="A number", agent=clerk)]).run())
 

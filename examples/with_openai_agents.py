@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK in a team: it looks up the stock with a tool of its own, and gives an object.
+"""An agent of the OpenAI Agents SDK in a team. It has its own tool, and returns an object.
 
 pip install openai-agents
 python examples/with_openai_agents.py [MODEL]
@@ -32,19 +32,17 @@ def in_stock(item: str) -> int:
 
 
 class Clerk:
-    """A runner: what it holds travels to the process of its agent, so clients are made there."""
+    """A runner. It is pickled for its agent's process, so `run` creates clients there."""
 
-    effect = "none"  # it only reads: asking it again after a crash does no harm
+    effect = "none"  # it only reads, so a repetition after a crash does no harm
 
     def __init__(self, model: str) -> None:
-        """Keep the model's name."""
         self.model = model
 
     async def run(self, request: TaskRequest) -> AsyncIterator[str | TaskAnswer]:
-        """Do a task."""
         model = OpenAIChatCompletionsModel(self.model, AsyncOpenAI())
         agent = OpenAIAgent(request.agent_role, model=model, tools=[in_stock], output_type=request.output_type)
-        # The SDK would send what it traces to OpenAI; the run's own record has it.
+        # Without this the SDK would send its traces to OpenAI; the run's record has them.
         doing = Runner.run_streamed(agent, request.text, run_config=RunConfig(tracing_disabled=True))
         async for event in doing.stream_events():
             if event.type == "raw_response_event" and isinstance(event.data, ResponseTextDeltaEvent):
@@ -56,7 +54,6 @@ class Clerk:
 
 
 def main(model: str = "gpt-4o-mini") -> None:
-    """Ask about the stock."""
     clerk = Agent(role="Clerk", goal="Answer questions about the stock", runner=Clerk(model))
     task = Task(description="How much tea is there?", expected_output="The stock", agent=clerk, output_type=Stock)
     output = Ensemble(tasks=[task]).run()

@@ -1,4 +1,4 @@
-"""An agent of pydantic-ai in a team: it looks up the stock with a tool of its own, and an agent with a model writes of it.
+"""An agent of pydantic-ai in a team. It has its own tool, and an agent with a model uses its answer.
 
 pip install "pydantic-ai-slim[openai]"
 python examples/with_pydantic_ai.py [MODEL]
@@ -15,16 +15,14 @@ from ensemble_ray import Agent, Ensemble, Task, TaskAnswer, TaskRequest
 
 
 class Clerk:
-    """A runner: what it holds travels to the process of its agent, so clients are made there."""
+    """A runner. It is pickled for its agent's process, so `run` creates clients there."""
 
-    effect = "none"  # it only reads: asking it again after a crash does no harm
+    effect = "none"  # it only reads, so a repetition after a crash does no harm
 
     def __init__(self, model: str) -> None:
-        """Keep the model's name."""
         self.model = model
 
     async def run(self, request: TaskRequest) -> AsyncIterator[str | TaskAnswer]:
-        """Do a task."""
         agent = PydanticAgent(f"openai-chat:{self.model}")
 
         @agent.tool_plain
@@ -39,7 +37,6 @@ class Clerk:
 
 
 def main(model: str = "gpt-4o-mini") -> None:
-    """Ask about the stock, and have a note written."""
     clerk = Agent(role="Clerk", goal="Answer questions about the stock", runner=Clerk(model))
     writer = Agent(role="Writer", goal="Write short notes", llm=f"openai:{model}")
     look = Task(description="How much tea is there?", expected_output="A number", agent=clerk)

@@ -1,4 +1,4 @@
-"""A writer and a critic in a loop: draft, criticise, rewrite, until the critic approves or five rounds are over.
+"""A writer and a critic in a loop: draft, criticise, rewrite, until the critic approves or after five rounds.
 
 python examples/writer_critic.py [LLM]
 """
@@ -11,12 +11,10 @@ from ensemble_ray import Agent, Ensemble, EnsembleOutput, Loop, LoopIterationCom
 
 
 def show(event: LoopIterationCompletedEvent) -> None:
-    """Tell what the critic said in each round."""
     print(f"Round {event.iteration_number} of {event.max_iterations}: {event.iteration_outputs['review'].raw}")
 
 
 def main(llm: str = "openai:gpt-4o-mini") -> EnsembleOutput:
-    """Write until the critic approves."""
     writer = Agent(role="Writer", goal="Write plainly", llm=llm)
     critic = Agent(role="Critic", goal="Find what is weak in a text", llm=llm)
     draft = Task(

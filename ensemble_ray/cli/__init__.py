@@ -1,8 +1,4 @@
-"""The `ensemble-ray` command.
-
-Results go to standard output; progress, notes and errors go to standard error. Exit codes: 0 success, 1 the run failed,
-2 usage or validation, 3 items were left out, 4 the run waits for reviews, 130 interrupted.
-"""
+"""The `ensemble-ray` command. Results go to standard output; progress, notes and errors go to standard error."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-#: Allocations before a collection of the youngest generation (Python's default: 700). Imports make little garbage, and a
-#: tenth of a command's time went into collecting it.
+# Python's default is 700. Imports make little garbage, and a tenth of a command's time went into collecting it.
 _YOUNGEST_THRESHOLD = 20_000
 
 
@@ -24,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     guard_streams()
-    if "--json" in words:  # harmless if it is the value of another option
+    if "--json" in words:
         reserve_stdout()
     frame_results()
     code = invoke(words)

@@ -1,6 +1,6 @@
 """The command line's parser, and the reports of errors that leave a command.
 
-Only the called command's module is imported: building the parser of all commands takes longer than many commands run.
+Only the called command's module is imported, and heavy modules are imported by functions: the help should be fast.
 """
 
 from __future__ import annotations
@@ -10,74 +10,56 @@ import logging
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
 from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
 
-_COMMANDS = "ensemble_ray.cli.commands"
-#: The function of each command, in the order of the help.
-COMMANDS: Mapping[str, str] = {
-    "map": f"{_COMMANDS}.map:map_items",
-    "run": f"{_COMMANDS}.run:run",
-    "submit": f"{_COMMANDS}.submit:submit",
-    "attach": f"{_COMMANDS}.submit:attach",
-    "plan": f"{_COMMANDS}.plan:plan",
-    "runs": f"{_COMMANDS}.runs:runs",
-    "trace": f"{_COMMANDS}.runs:trace",
-    "actors": f"{_COMMANDS}.studio:actors",
-    "reviews": f"{_COMMANDS}.reviews:reviews",
-    "review": f"{_COMMANDS}.reviews:review",
-    "resume": f"{_COMMANDS}.run:resume",
-    "fork": f"{_COMMANDS}.run:fork",
-    "cancel": f"{_COMMANDS}.runs:cancel",
-    "delete": f"{_COMMANDS}.runs:delete",
-    "prune": f"{_COMMANDS}.runs:prune",
-    "studio": f"{_COMMANDS}.studio:studio",
-    "serve": f"{_COMMANDS}.serve:serve",
-    "mcp": f"{_COMMANDS}.serve:mcp",
-    "demo": f"{_COMMANDS}.demo:demo",
-    "doctor": f"{_COMMANDS}.doctor:doctor",
-    "schema": f"{_COMMANDS}.schema:schema",
-    "version": "ensemble_ray.cli.app:version",
-}
-#: Commands with subcommands.
+_PLACES = {
+    "map": "commands.map:map_items", "run": "commands.run:run", "submit": "commands.submit:submit",
+    "attach": "commands.submit:attach", "plan": "commands.plan:plan", "runs": "commands.runs:runs",
+    "trace": "commands.runs:trace", "actors": "commands.studio:actors", "reviews": "commands.reviews:reviews",
+    "review": "commands.reviews:review", "resume": "commands.run:resume", "fork": "commands.run:fork",
+    "cancel": "commands.runs:cancel", "delete": "commands.runs:delete", "prune": "commands.runs:prune",
+    "studio": "commands.studio:studio", "serve": "commands.serve:serve", "mcp": "commands.serve:mcp",
+    "demo": "commands.demo:demo", "doctor": "commands.doctor:doctor", "schema": "commands.schema:schema",
+    "version": "app:version",
+}  # fmt: skip
+# Module and function of a command, in the order of the help.
+COMMANDS: Mapping[str, str] = {name: f"ensemble_ray.cli.{place}" for name, place in _PLACES.items()}
+# Commands with subcommands.
 GROUPS: Mapping[str, str] = {
-    "import": f"{_COMMANDS}.schema:imports",
-    "keys": f"{_COMMANDS}.serve:keys",
-    "memory": f"{_COMMANDS}.memory:memory",
-    "models": f"{_COMMANDS}.doctor:models",
-}
+    "import": "ensemble_ray.cli.commands.schema:imports", "keys": "ensemble_ray.cli.commands.serve:keys",
+    "memory": "ensemble_ray.cli.commands.memory:memory", "models": "ensemble_ray.cli.commands.doctor:models",
+}  # fmt: skip
 
-#: Base class of the parser's errors, which the library does not export.
+# Base class of the parser's errors, which the library does not export.
 _ParserError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 
-def _version_wanted(is_wanted: bool) -> None:
-    if is_wanted:
-        version()
-        raise typer.Exit
+def version() -> NoReturn:
+    """Show the version."""
+    from importlib.metadata import version as version_of
+
+    show(f"ensemble-ray {version_of('ensemble-ray')}")
+    raise typer.Exit
 
 
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the library's log.")] = False,
     is_version: Annotated[
-        bool, typer.Option("--version", callback=_version_wanted, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=lambda is_set: version() if is_set else None, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Teams of LLM agents as actors on Ray."""
 
 
-def version() -> None:
-    """Show the version."""
-    from importlib.metadata import version as version_of
-
-    show(f"ensemble-ray {version_of('ensemble-ray')}")
-
-
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the parser of the called command, or of all commands if `arguments` call none."""
+    """Return the parser of the called command, or of all commands."""
     app = typer.Typer(
         name="ensemble-ray",
         help="Teams of LLM agents as actors on Ray.",
@@ -89,7 +71,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_root)
     called = next((each for each in arguments if not each.startswith("-")), "")
     if "--version" in arguments[:1]:
-        called = "version"  # any command will do: the option ends the program
+        called = "version"
     for name in [called] if called in COMMANDS or called in GROUPS else [*COMMANDS, *GROUPS]:
         if name in COMMANDS:
             app.command(name)(_import(COMMANDS[name]))
@@ -104,7 +86,7 @@ def _import(path: str) -> Any:
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command and return the exit code. `--debug` may be at any position."""
+    """`--debug` may be at any position."""
     is_debug = "--debug" in arguments
     if is_debug:
         handler = logging.StreamHandler(sys.stderr)
@@ -137,7 +119,7 @@ def _report(error: Exception, *, is_debug: bool) -> int:
     if not is_debug:
         say(describe_error(error))
         return exit_code_of(error)
-    say("".join(traceback.format_exception(error)).rstrip())  # it ends with the message
+    say("".join(traceback.format_exception(error)).rstrip())
     if advice := advice_of(error):
         say(f"What to do: {advice}")
     return exit_code_of(error)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import yaml
 
@@ -14,34 +13,30 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.teamfile.document import Entries, Items, Located, Problems, Scalar, read_document
 
 _AGENTS, _TASKS = "agents.yaml", "tasks.yaml"
-#: A reference to an input in a text.
 _VARIABLE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
-#: Providers with the chat-completions protocol, and their default URLs.
+# Providers with the chat-completions protocol, and their default URLs.
 _ENDPOINTS: Mapping[str, str | None] = {
     "openai": None,
     "ollama": "http://localhost:11434/v1",
     "hosted_vllm": "http://localhost:8000/v1",
 }
-#: Keys that have no effect here.
 _IGNORED_KEYS = frozenset({"cache", "respect_context_window", "verbose_level", "name", "markdown"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedTeam:
-    #: YAML
     text: str
-    #: one line each: the place in the crew, and what to do
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # the place in the crew, and what to do
 
 
 class _Notes(list[str]):
     def add(self, place: str, text: str) -> None:
-        # One line each: the notes become comments of the file.
+        # The notes become comments of the file.
         self.append(" ".join(f"{place}: {text}".split()))
 
 
 def find_project(folder: Path) -> Path:
-    """Return the folder with both files: `folder`, or the only one below it."""
+    """Return `folder`, or the only one below it that has both files."""
     if not folder.is_dir():
         raise ValidationError(f"'{folder}' is not a folder. Name the folder with {_AGENTS} and {_TASKS}")
     hidden = (".venv", "node_modules", ".git")
@@ -59,21 +54,15 @@ def find_project(folder: Path) -> Path:
 
 
 def import_crew(folder: Path, *, llm: str) -> ImportedTeam:
-    """Return a crew as a team file; `llm` is the model of agents that name none."""
+    """`llm` is the model of agents that name none."""
     notes = _Notes()
-    agents, tasks = _entries(folder / _AGENTS), _entries(folder / _TASKS)
-    team: dict[str, object] = {
-        "llm": llm,
-        "workflow": "sequential",
-        "agents": {name: _agent(f"{_AGENTS}: {name}", value, notes) for name, value in agents},
-    }
-    before: list[str] = []
-    made: dict[str, object] = {}
+    crew, tasks = dict(_entries(folder / _AGENTS)), _entries(folder / _TASKS)
+    agents = {name: _agent(f"{_AGENTS}: {name}", value, notes) for name, value in crew.items()}
+    made: dict[str, dict[str, object]] = {}
     for name, value in tasks:
-        made[name] = _task(f"{_TASKS}: {name}", value, agents=dict(agents), before=before, notes=notes)
-        before.append(name)
-    team["tasks"] = made
-    if any("review" in cast("Mapping[str, object]", task) for task in made.values()):
+        made[name] = _task(f"{_TASKS}: {name}", value, agents=crew, before=list(made), notes=notes)
+    team: dict[str, object] = {"llm": llm, "workflow": "sequential", "agents": agents, "tasks": made}
+    if any("review" in task for task in made.values()):
         team["review_handler"] = "console"
     notes.add("crew.py", "is not read: a crew with Process.hierarchical is 'workflow: hierarchical' here")
     body = yaml.dump(team, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -91,15 +80,15 @@ def _entries(path: Path) -> list[tuple[str, Mapping[str, object]]]:
     problems.check()
     if not isinstance(document, Entries):
         raise ValidationError(f"{path}:1:1: it must be a mapping of names to agents or tasks")
+    found: list[tuple[str, Mapping[str, object]]] = []
     for name, value in document.items():
         if not isinstance(value, Entries):
             problems.add(value.spot, name, "it must be a mapping, with keys such as 'role' or 'description'")
+            continue
+        plain = {key: _plain(each) for key, each in value.items()}
+        found.append((name, {key: each for key, each in plain.items() if each not in (None, "")}))
     problems.check()
-    found = {name: cast("Mapping[str, object]", _plain(value)) for name, value in document.items()}
-    # A key without a value is ignored.
-    return [
-        (name, {key: each for key, each in value.items() if each not in (None, "")}) for name, value in found.items()
-    ]
+    return found
 
 
 def _plain(located: Located) -> object:
@@ -158,8 +147,8 @@ def _task(
                 task["max_output_retries"] = value
             case _:
                 _note_key(place, key, value, notes)
-    # Without `context`, a sequential crew passes the outputs of all earlier tasks; an empty list stays empty.
-    if not task.setdefault("context", list(before)):
+    # A sequential crew passes the outputs of all earlier tasks; an empty list stays empty.
+    if not task.setdefault("context", before):
         del task["context"]
     return task
 
@@ -185,14 +174,13 @@ def _format(value: object) -> str:
 
 
 def _model(place: str, name: str, notes: _Notes) -> dict[str, object]:
-    """Return an agent's model in the notation of team files: `openai/gpt-4o` is `openai:gpt-4o`."""
+    """In team files, `openai/gpt-4o` is `openai:gpt-4o`."""
     provider, slash, model = name.partition("/")
     if not slash:
         return {"llm": f"openai:{name}"}
     if provider not in _ENDPOINTS:
-        notes.add(
-            place, f"model '{name}': give its endpoint for chat completions, 'llm: {{model: NAME, base_url: URL}}'"
-        )
+        advice = "give its endpoint for chat completions, 'llm: {model: NAME, base_url: URL}'"
+        notes.add(place, f"model '{name}': {advice}")
         return {}
     url = _ENDPOINTS[provider]
     return {"llm": f"openai:{model}" if url is None else {"model": model, "base_url": url}}
@@ -205,8 +193,7 @@ def _text(value: object) -> str:
 class _Dumper(yaml.SafeDumper): ...
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)

@@ -1,6 +1,6 @@
-"""The demonstrations of `ensemble-ray demo`: a team that digests texts, a crash with a resume, an endpoint, and Studio.
+"""The demonstrations of `ensemble-ray demo`.
 
-The same options build the same team in any process, so that `resume` can rebuild it from the options in the record.
+The same options build the same team in any process, so that `resume` can rebuild it from the record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,27 +49,27 @@ if TYPE_CHECKING:
     from ensemble_ray.values.outputs import EnsembleOutput
 
 
-#: Tokens of notes per reduce: two of the editor's longest texts, so that each level halves the number of texts.
+# Two of the editor's longest texts, so that each level halves the number of texts.
 BUDGET_TOKENS = 160
-_EDIT = "Tell what these notes say."
-_EDITED = "A text with one short sentence for each note."
-#: The number of a list's next item ends no sentence.
+# The number of a list's next item ends no sentence.
 _SENTENCE_END = re.compile(r"(?<! \d)(?<! \d\d)[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")
 
 
 def digest_team(
     passages: Sequence[Passage], *, reader_llm: ChatModel, editor_llm: ChatModel, max_parallel_tasks: int
 ) -> MapReduceEnsemble:
-    """Return the team that reads these passages. `passages` must not be empty."""
-    reader = Agent(role="Reader", goal="Say what a text is about, briefly and in plain words", llm=reader_llm)
-    editor = Agent(role="Editor", goal="Make short texts out of notes", llm=editor_llm)
+    """`passages` must not be empty."""
     reading = Task(
         # The editor's prompt repeats the first paragraph of a reader's prompt, so the passage comes after it (S-MR-118).
         description="Say in one or two short sentences what this text about '{label}' says.\n\n{text}",
         expected_output="One or two short sentences in plain words.",
-        agent=reader,
+        agent=Agent(role="Reader", goal="Say what a text is about, briefly and in plain words", llm=reader_llm),
     )
-    joining = Task(description=_EDIT, expected_output=_EDITED, agent=editor)
+    joining = Task(
+        description="Tell what these notes say.",
+        expected_output="A text with one short sentence for each note.",
+        agent=Agent(role="Editor", goal="Make short texts out of notes", llm=editor_llm),
+    )
     return MapReduceEnsemble(
         items=[{"label": passage.label, "text": passage.text} for passage in passages],
         map_task=ItemPrompt(reading),
@@ -80,40 +80,33 @@ def digest_team(
 
 
 def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
-    """Return the digest as text: the editor's text, the notes that it joined, and the levels of the map-reduce."""
     traces = output.trace.task_traces
     notes = [each.raw for each in output.task_outputs if each.trace is not None and each.trace.node_type == "map"]
     lines = ["Digest", "", whole_sentences(output.raw), "", "Notes", ""]
-    lines += [
-        f"- {passage.label}: {whole_sentences(note)}" for passage, note in zip(passages, notes, strict=False)
-    ]  # a run that ends early has fewer notes
+    lines += [f"- {passage.label}: {whole_sentences(note)}" for passage, note in zip(passages, notes, strict=False)]
     lines += ["", "Tree", ""]
     for level in output.trace.map_reduce_levels:
         done = [each for each in traces if each.map_reduce_level == level.level]
         tokens = f"{sum(each.metrics.input_tokens for each in done):,} + {sum(each.metrics.output_tokens for each in done):,}"
-        node_type = done[0].node_type or "task"
-        lines.append(
-            f"level {level.level}  {count_noun(level.task_count, node_type):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
-        )
+        count = count_noun(level.task_count, done[0].node_type or "task")
+        lines.append(f"level {level.level}  {count:<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s")
     return "\n".join(lines)
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text on one line, without a last sentence that the token limit cut, unless it is the only one."""
+    """Drop a last sentence that the token limit cut, unless it is the only one."""
     words = " ".join(text.split())
     ends = [found.end() for found in _SENTENCE_END.finditer(words)]
     return words[: ends[-1]] if ends else words
 
 
-# Passages.
-
-#: Statements of the language first, then its concepts. The model reads each within seconds.
+# Statements of the language first, then its concepts.
 _TOPICS = (
     *("for", "while", "lambda", "return", "assert", "del", "global", "pass"),
     *("break", "continue", "if", "nonlocal", "yield", "with", "class", "raise", "async", "await"),
     *("booleans", "truth", "dict", "lists", "slicings", "subscriptions", "numbers", "context-managers", "exceptions"),
 )
-#: Longest passage. A slot of the embedded model holds 2,048 tokens; prompts and the answer need some 500 of them.
+# A slot of the embedded model holds 2,048 tokens; prompts and the answer need some 500 of them.
 _MAX_CHARACTERS = 1900
 _MAX_TOKENS = 1500
 _MAX_FILE_BYTES = 50_000_000
@@ -124,33 +117,29 @@ _ASCII = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    #: the topic or file name, with a number if there are several passages
-    label: str
+    label: str  # the topic or file name, with a number if there are several passages
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     passages: tuple[Passage, ...]
-    #: passages of all sources
-    available: int
+    available: int  # passages of all sources
 
 
 def select_passages(files: Sequence[Path], *, count: int) -> Selection:
-    """Return passages of the sources in turn, up to a count, so that each source is represented."""
+    """Return passages of the sources in turn, so that each source is represented."""
     sources = _read(files) if files else topics()
     cut = [list(passages_of(label, text)) for label, text in sources]
     turns = [group[turn] for turn in range(max(map(len, cut), default=0)) for group in cut if turn < len(group)]
     chosen = {id(passage) for passage in turns[:count]}
-    # Chosen in turn, read in the order of the sources.
-    return Selection(
-        passages=tuple(passage for group in cut for passage in group if id(passage) in chosen), available=len(turns)
-    )
+    passages = tuple(passage for group in cut for passage in group if id(passage) in chosen)
+    return Selection(passages=passages, available=len(turns))
 
 
 def topics() -> list[tuple[str, str]]:
-    """Return (name, text) of the topics of the language reference that this Python contains."""
-    from pydoc_data.topics import topics as carried  # a large module; only the demo needs it
+    """Return (name, text) of topics of the language reference."""
+    from pydoc_data.topics import topics as carried
 
     return [(name, carried[name]) for name in _TOPICS if name in carried]
 
@@ -183,8 +172,8 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def passages_of(label: str, text: str) -> Iterator[Passage]:
-    """Cut the text at paragraphs, else at lines, sentences or words. Only white space is dropped."""
-    # Rulers under headings and runs of empty lines only cost tokens.
+    """Cut at paragraphs, else at lines, sentences or words."""
+    # Rulers and runs of empty lines only cost tokens.
     without_rulers = re.sub(r"^[ \t]*([*=~^\"#+-])\1{3,}[ \t]*$", "", text, flags=re.MULTILINE)
     pieces = list(_cut(re.sub(r"\n\s*\n", "\n\n", without_rulers).strip()))
     for number, piece in enumerate(pieces, start=1):
@@ -195,10 +184,11 @@ def passages_of(label: str, text: str) -> Iterator[Passage]:
 def _cut(text: str) -> Iterator[str]:
     at = 0
     while at < len(text):
-        rest = text[at : at + _MAX_CHARACTERS + 1]  # a slice: the whole text would be copied per passage
+        rest = text[at : at + _MAX_CHARACTERS + 1]  # the whole text would be copied per passage
         size = _fitting(rest)
-        if size < len(rest):
-            size = _boundary(rest, size)
+        if size < len(rest):  # cut at the best boundary, unless that would waste more than half
+            ends = ((rest.rfind(mark, size // 2, size), len(mark)) for mark in ("\n\n", "\n", ". ", " "))
+            size = next((end + length for end, length in ends if end > 0), size)
         if piece := rest[:size].strip():
             yield piece
         at += size
@@ -207,7 +197,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _fitting(text: str) -> int:
-    """Return how many leading characters fit into a passage."""
+    """Return how many leading characters fit."""
     tokens = 0
     for found in _PIECES.finditer(text):
         tokens += _piece_tokens(found[0])
@@ -217,17 +207,8 @@ def _fitting(text: str) -> int:
     return len(text)
 
 
-def _boundary(text: str, size: int) -> int:
-    """Return the last good position before `size` at which to cut, or `size` if that would waste more than half."""
-    for mark in ("\n\n", "\n", ". ", " "):
-        at = text.rfind(mark, size // 2, size)
-        if at > 0:
-            return at + len(mark)
-    return size
-
-
 def at_most_tokens(text: str) -> int:
-    """Return an upper bound of a text's tokens, for ordinary words and numbers of any script."""
+    """Return an upper bound for ordinary words and numbers of any script."""
     return sum(_piece_tokens(found[0]) for found in _PIECES.finditer(text))
 
 
@@ -239,15 +220,10 @@ def _piece_tokens(piece: str) -> int:
     return -(-len(piece) // 3)
 
 
-# The team of the demo.
-
-#: Maximum tokens of a note and of a joined text.
-_NOTE_TOKENS, _DIGEST_TOKENS = 40, BUDGET_TOKENS // 2
-#: Small models repeat themselves and the headings of their prompts. A light penalty and a grammar for one paragraph of
-#: plain text prevent that.
+_NOTE_TOKENS, _DIGEST_TOKENS = 40, BUDGET_TOKENS // 2  # maximum tokens of a note and of a joined text
+# Small models repeat themselves and their prompts. A light penalty and a grammar for one paragraph prevent that.
 _STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] [^\n#*`]+"}
-#: Concurrent model calls; the embedded model answers four.
-LOCAL_SLOTS, OTHER_SLOTS = 4, 16
+LOCAL_SLOTS, OTHER_SLOTS = 4, 16  # concurrent model calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +234,6 @@ class DemoTeam:
 
 
 def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> DemoTeam:
-    """Return the team of these options, with an origin from which it can be rebuilt."""
     is_local = llm.partition(":")[0].strip() == "local"
     reader, editor = _models(llm, is_local=is_local, threads=threads)
     selection = select_passages(files, count=chunks)
@@ -271,13 +246,13 @@ def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | No
 
 
 def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", threads: str = "") -> MapReduceEnsemble:
-    """Return the team of recorded options; `files` is a JSON list."""
+    """`files` is a JSON list."""
     paths = [Path(file) for file in json.loads(files)]
     return demo_team(paths, chunks=int(chunks), llm=model, threads=int(threads) if threads else None).team
 
 
 def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:
-    from ensemble_ray.llm.factory import resolve_llm  # the help does not need them
+    from ensemble_ray.llm.factory import resolve_llm
     from ensemble_ray.llm.local import LocalChatModel
     from ensemble_ray.llm.openai import OpenAIChatModel
 
@@ -293,29 +268,19 @@ def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel
     return reader, editor
 
 
-# The probe of `doctor`.
-
-
 def probe() -> Ensemble:
-    return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])
+    task = Task(name="probe", description="Say ready", expected_output="ready", handler=lambda _context: "ready")
+    return Ensemble(tasks=[task])
 
-
-def _ready(context: object) -> str:
-    del context
-    return "ready"
-
-
-# A crash, and the resume after it.
 
 _WATCH_S = 0.02
-#: Seconds that killed processes may take to disappear.
-_GONE_S = 10.0
+_GONE_S = 10.0  # time in which killed processes disappear
 OUR_PROGRAM = (sys.executable, "-m", "ensemble_ray.cli")
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill all processes of a session, and wait until they are gone, so that no process writes afterwards."""
-    # Ray's processes have separate groups. SIGSTOP first: a process that sees another one die would keep working for a while.
+    """Kill all processes of a session, and wait, so that no process writes afterwards."""
+    # Ray's processes have separate groups. SIGSTOP first: a process that sees another one die keeps working for a while.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in _session_of(process):
             with contextlib.suppress(ProcessLookupError):
@@ -327,7 +292,6 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """Return the ids of the live processes in the session that `process` leads."""
     listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  its path differs between systems
     found: list[int] = []
     for line in listed.stdout.splitlines():
@@ -340,13 +304,11 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The model answers in the record at the kill, and at the end."""
+    """Model answers in the record at the kill, and at the end."""
 
-    #: in record order
-    before: Sequence[Fact[ModelAnswered]]
+    before: Sequence[Fact[ModelAnswered]]  # in record order
     after: Sequence[Fact[ModelAnswered]]
-    #: concurrent model calls
-    slots: int
+    slots: int  # concurrent model calls
 
     @property
     def asked_after(self) -> Sequence[Fact[ModelAnswered]]:
@@ -355,21 +317,20 @@ class Comparison:
 
     @property
     def asked_again(self) -> Sequence[Fact[ModelAnswered]]:
-        """Calls after the kill that already had a recorded answer; the library promises that there are none."""
+        """The library promises that there are none."""
         answered = {fact.name for fact in self.before}
         return [fact for fact in self.asked_after if fact.name in answered]
 
     @property
     def most_in_flight(self) -> int:
-        """Maximum number of notes in flight at the kill; only the endpoint knows which ones."""
+        """Only the endpoint knows the exact number."""
         return min(self.slots, sum(_is_note(fact) for fact in self.asked_after))
 
     @property
     def is_kept(self) -> bool:
-        """Whether the answers before the kill are unchanged, and none of their calls was repeated."""
-        return not self.asked_again and [fact for fact in self.after if fact not in self.asked_after] == list(
-            self.before
-        )
+        """Whether answers before the kill are unchanged and were not repeated."""
+        kept = [fact for fact in self.after if fact not in self.asked_after]
+        return not self.asked_again and kept == list(self.before)
 
     def table(self) -> str:
         answered = {fact.name for fact in self.before}
@@ -381,10 +342,8 @@ class Comparison:
         rows.append(("answered", str(len(self.before)), str(len(self.asked_after))))
         rows.append(("on their way in the kill, so asked twice", "", f"at most {self.most_in_flight}"))
         rows.append(("asked again though answered", "", str(len(self.asked_again))))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
-            f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}".rstrip() for row in rows
-        )
+        one, two, three = (max(map(len, column)) for column in zip(*rows, strict=True))
+        return "\n".join(f"{call:<{one}}  {before:>{two}}  {after:>{three}}".rstrip() for call, before, after in rows)
 
 
 def _is_note(fact: Fact) -> bool:
@@ -392,7 +351,7 @@ def _is_note(fact: Fact) -> bool:
 
 
 def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: int, slots: int) -> int:
-    """Run the demo, kill it when half of its notes are answered, resume it, show its record, return the exit code."""
+    """Kill the demo when half of its notes are answered, resume it, show its record."""
     run_id = run_id or f"demo-{new_run_id()[:8]}"
     answers = _kill_at(max(1, passages // 2), options, run_id)
     if answers is None:
@@ -415,12 +374,11 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
 
 
 def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[ModelAnswered]] | None:
-    """Kill the demo and return the recorded answers, or None if it ended before half of its notes were recorded."""
+    """Return None if the demo ended before half of its notes were recorded."""
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}
-    process = subprocess.Popen(  # noqa: S603  our own command
-        [*OUR_PROGRAM, "demo", *options, "--run-id", run_id], env=environment, start_new_session=True
-    )
+    words = [*OUR_PROGRAM, "demo", *options, "--run-id", run_id]
+    process = subprocess.Popen(words, env=environment, start_new_session=True)  # noqa: S603  our own command
     try:
         while process.poll() is None:
             time.sleep(_WATCH_S)
@@ -428,7 +386,6 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
                 kill_session(process)
                 return _answers(run_id)
     finally:
-        # Ctrl-C reaches this process only.
         if process.poll() is None:
             kill_session(process)
     say(f"The demo ended with exit code {process.returncode} before it could be killed.")
@@ -436,7 +393,7 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
 
 
 def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
-    from ensemble_ray.record.history import ModelReplied, RunHistory  # the help does not need them
+    from ensemble_ray.record.history import ModelReplied, RunHistory
     from ensemble_ray.record.opening import store_at
     from ensemble_ray.runtime import connect
 
@@ -444,38 +401,30 @@ def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
     return [each.fact for fact in facts for each in history.apply(fact) if isinstance(each, ModelReplied)]
 
 
-# An endpoint and its clients.
-
-#: Seconds that the endpoint may take to start and to stop: a busy machine with two cores starts about ten processes.
-_START_S, _STOP_S = 300.0, 90.0
+_START_S, _STOP_S = 300.0, 90.0  # a busy machine with two cores starts about ten processes
 _PAUSE_S = 0.1
-#: Timeout of a request, seconds.
 _ANSWER_S = 300.0
-#: Last lines of the endpoint's log that are shown if it fails.
 _LAST_LINES = 20
 _QUESTION, _OTHER_QUESTION = "What is the moon?", "Why is the sea salty?"
-_TEAMS: Mapping[str, Mapping[str, object]] = {
-    "answer": {
-        "stream": True,
-        "tasks": {
-            "answer": {"description": "Answer in one sentence: {question}", "expected_output": "One short sentence"}
-        },
-    },
-    "letter": {
-        "review_wait": "detach",
-        "tasks": {
-            "draft": {
-                "description": "Write one sentence that thanks {name} for help",
-                "expected_output": "One sentence",
-                "review": {"prompt": "Is the draft good?", "timeout": 0},
-            },
-            "letter": {
-                "description": "Write to {name} in two sentences, from the draft, without a heading",
-                "expected_output": "A short letter",
-                "context": ["draft"],
-            },
-        },
-    },
+#: YAML files by the name of their team.
+_TEAMS = {
+    "answer": """
+stream: true
+tasks:
+  answer: {description: "Answer in one sentence: {question}", expected_output: One short sentence}
+""",
+    "letter": """
+review_wait: detach
+tasks:
+  draft:
+    description: Write one sentence that thanks {name} for help
+    expected_output: One sentence
+    review: {prompt: "Is the draft good?", timeout: 0}
+  letter:
+    description: Write to {name} in two sentences, from the draft, without a heading
+    expected_output: A short letter
+    context: [draft]
+""",
 }
 
 
@@ -484,11 +433,11 @@ class _Endpoint:
     url: str
     key: str
 
-    def ask(self, method: str, path: str, body: object = None) -> Any:  # JSON
+    def ask(self, method: str, path: str, body: object = None) -> Any:
         with self.open(method, path, body) as answer:
             return json.load(answer)
 
-    def open(self, method: str, path: str, body: object = None) -> Any:  # `urlopen` has no declared return type
+    def open(self, method: str, path: str, body: object = None) -> Any:
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         return urlopen(Request(self.url + path, data, headers, method=method), timeout=_ANSWER_S)  # noqa: S310  its own address
@@ -502,15 +451,14 @@ class _Endpoint:
 
 
 def serve_and_ask(llm: str) -> int:
-    """Start an endpoint, call it with the openai client, decide a review over HTTP, stop it; return the exit code."""
+    """Start an endpoint, call it with the openai client, decide a review over HTTP, stop it."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the endpoint too, like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-demo-") as place:
         folder = Path(place)
-        model = {"model": llm.removeprefix("openai:"), "max_tokens": 48, "temperature": 0}
+        model = json.dumps({"model": llm.removeprefix("openai:"), "max_tokens": 48, "temperature": 0})
         files = [folder / f"{name}.yaml" for name in _TEAMS]
         for file, team in zip(files, _TEAMS.values(), strict=True):
-            # JSON is YAML
-            file.write_text(json.dumps({"llm": model, **team}), encoding="utf-8")
+            file.write_text(f"llm: {model}{team}", encoding="utf-8")
         try:
             with _serving(folder, files) as endpoint:
                 _ask_as_openai(endpoint)
@@ -523,7 +471,7 @@ def serve_and_ask(llm: str) -> int:
 
 
 def _ask_as_openai(endpoint: _Endpoint) -> None:
-    from openai import OpenAI, OpenAIError  # the help does not need it
+    from openai import OpenAI, OpenAIError
 
     said: Any = [{"role": "user", "content": _QUESTION}]
     try:
@@ -531,9 +479,8 @@ def _ask_as_openai(endpoint: _Endpoint) -> None:
             say(f"\nclient.models.list(): {', '.join(sorted(each.id for each in client.models.list()))}")
             begun = time.monotonic()
             answer = client.chat.completions.create(model="answer", messages=said)
-            say(
-                f"\nclient.chat.completions.create(model='answer'), {_QUESTION!r}, in {time.monotonic() - begun:.1f} s:"
-            )
+            took_s = time.monotonic() - begun
+            say(f"\nclient.chat.completions.create(model='answer'), {_QUESTION!r}, in {took_s:.1f} s:")
             say(f"  {answer.choices[0].message.content}")
             say(f"  run {answer.id}, {answer.usage.total_tokens if answer.usage else '?'} tokens")
             _stream(client)
@@ -541,7 +488,7 @@ def _ask_as_openai(endpoint: _Endpoint) -> None:
         raise EnsembleError(f"the endpoint answered the openai client: {error}") from error
 
 
-def _stream(client: Any) -> None:  # a client of the package that is loaded late
+def _stream(client: Any) -> None:
     say(f"\nclient.chat.completions.create(model='answer', stream=True), {_OTHER_QUESTION!r}:")
     begun, first_s, pieces = time.monotonic(), None, 0
     said = [{"role": "user", "content": _OTHER_QUESTION}]
@@ -577,33 +524,22 @@ def _decide_a_review(endpoint: _Endpoint) -> None:
 
 @contextlib.contextmanager
 def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
-    """Start an endpoint of these team files; stop it at the end of the block."""
     environment = {**os.environ, "ENSEMBLE_RAY_HOME": str(folder / "home"), "TERM": "dumb"}
     for name in ("ENSEMBLE_RAY_STORE", "RAY_ADDRESS"):
         environment.pop(name, None)
-    made = subprocess.run(  # noqa: S603  our own command
-        [*OUR_PROGRAM, "keys", "add", "demo", "--teams", "*", "--rights", "run,read,review"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [*OUR_PROGRAM, "keys", "add", "demo", "--teams", "*", "--rights", "run,read,review"]
+    made = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  our own command
     key = made.stdout.strip()
     if made.returncode != FINE:
         raise EnsembleError(f"no key could be made: {made.stderr.strip()}")
     say(f"$ {own_command()} keys add demo --teams '*' --rights run,read,review\n  erk_...{key[-4:]}")
-    arguments = ["serve", *map(str, files), "--port", "0"]
     say(f"\n$ {own_command()} serve {' '.join(file.name for file in files)} --port 0")
     log = folder / "log"
     begun = time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  our own command; Ctrl-C reaches only this process, which then stops it
-            [*OUR_PROGRAM, *arguments],
-            env=environment,
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-            start_new_session=True,
+    words = [*OUR_PROGRAM, "serve", *map(str, files), "--port", "0"]
+    with log.open("wb") as output:  # Ctrl-C reaches only this process, which then stops the endpoint
+        process = subprocess.Popen(  # noqa: S603  our own command
+            words, env=environment, stdout=output, stderr=output, cwd=folder, start_new_session=True
         )
     try:
         url = _address(process, log)
@@ -611,7 +547,7 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
         yield _Endpoint(url, key)
     finally:
         say("\nStopping the endpoint.")
-        process.send_signal(signal.SIGINT)  # as Ctrl-C does
+        process.send_signal(signal.SIGINT)
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -619,7 +555,7 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until an endpoint answers, and return its URL."""
+    """Wait until an endpoint answers."""
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -631,16 +567,13 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise EnsembleError("the endpoint did not start. Its last words:\n" + "\n".join(lines))
 
 
-# Studio.
-
 T = TypeVar("T", Ensemble, MapReduceEnsemble)
 
-#: Studio's usual port.
 _PORT = 7328
 
 
 def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] | None = None) -> int:
-    """Run a team and serve its page until Ctrl-C, or until `wait` returns; return the exit code of the run."""
+    """Serve the team's page until Ctrl-C, or until `wait` returns."""
     dashboard = _start_dashboard()
     try:
         say(f"Studio: http://127.0.0.1:{dashboard.actual_port}/")
@@ -657,7 +590,7 @@ def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] 
 
 
 def _start_dashboard() -> WebDashboard:
-    """Start a dashboard at the usual port, or at any free one if another program uses that."""
+    """If another program uses the usual port, use any free one."""
     dashboard = WebDashboard(port=_PORT, host="127.0.0.1")
     try:
         dashboard.start()

@@ -1,4 +1,4 @@
-"""Commands that run as jobs of a cluster: submit one, follow its log here, and handle Ctrl-C."""
+"""Commands that run as jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ensemble_ray.teamfile import Runnable
     from ensemble_ray.values.descriptions import NodeReport, NodesReport
 
-#: Log lines of Ray about the job itself.
 _RAY_LOG_LINE = re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- ")
 
 
@@ -41,20 +40,18 @@ class JobLogLine(NamedTuple):
 
 
 class JobLog:
-    """Splits the log of a job into lines, and separates results, which begin with a mark, from other output."""
+    """Splits the log of a job into lines; results begin with a mark."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._rest = ""
 
     def feed(self, text: str) -> Iterator[JobLogLine]:
-        """Yield the lines that are complete."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             yield from self._split(line)
 
     def close(self) -> Iterator[JobLogLine]:
-        """Yield the last line if it has no line break."""
         rest, self._rest = self._rest, ""
         if rest:
             yield from self._split(rest)
@@ -76,12 +73,9 @@ class JobLog:
         yield JobLogLine(str(result), is_result=True)
 
 
-_MISSING_PACKAGE = "No module named ensemble_ray"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCommand:
-    """A command of `ensemble-ray` that runs as a job. At Ctrl-C, `on_interrupt` decides whether to stop the job."""
+    """At Ctrl-C, `on_interrupt` decides whether to stop the job."""
 
     words: Sequence[str]
     job_id: str
@@ -92,7 +86,6 @@ class ClusterCommand:
     run_id: str = ""
 
     def carry_out(self, server: Jobs) -> int:
-        """Submit the job, show its log, and return its exit code."""
         mark = f"result-{secrets.token_hex(8)}:"
         line = f"{MARK_VARIABLE}={mark} exec python -m ensemble_ray.cli {shlex.join(self.words)}"
         metadata = {"ensemble_ray_run": self.run_id} if self.run_id else {}
@@ -103,7 +96,7 @@ class ClusterCommand:
 
 
 class _Follower:
-    """Shows the log of one job. A thread reads it, so that Ctrl-C takes effect immediately."""
+    """A thread reads the log, so that Ctrl-C takes effect immediately."""
 
     def __init__(self, server: Jobs, command: ClusterCommand, log: JobLog) -> None:
         self._server = server
@@ -115,7 +108,13 @@ class _Follower:
         self._read: queue.SimpleQueue[str | JobEnd | EnsembleError] = queue.SimpleQueue()
 
     def follow(self) -> int:
-        reader = threading.Thread(target=self._read_log, daemon=True)
+        def read_log() -> None:
+            try:
+                self._read.put(self._server.follow(self._job_id, self._read.put))
+            except EnsembleError as error:
+                self._read.put(error)
+
+        reader = threading.Thread(target=read_log, daemon=True)
         is_stopping = False
         while True:
             try:
@@ -135,18 +134,12 @@ class _Follower:
                 self._server.stop(self._job_id)
                 is_stopping = True
 
-    def _read_log(self) -> None:
-        try:
-            self._read.put(self._server.follow(self._job_id, self._read.put))
-        except EnsembleError as error:
-            self._read.put(error)
-
     def _show(self, text: str, *, is_last: bool = False) -> None:
         for line in self._log.close() if is_last else self._log.feed(text):
             if line.is_result:
                 show_answer(line.text)
             else:
-                self._is_package_missing |= _MISSING_PACKAGE in line.text
+                self._is_package_missing |= "No module named ensemble_ray" in line.text
                 say(line.text)
 
     def _finish(self, end: JobEnd) -> int:
@@ -174,14 +167,13 @@ def ships(target: str, working_dir: Path | None) -> tuple[Path, str]:
 
 
 def path_within(path: Path, directory: Path, what: str) -> str:
-    """Return a path relative to the uploaded directory."""
     if not path.resolve().is_relative_to(directory):
         raise ValidationError(f"{what} '{path}' is not below '{directory}', which is sent along: --working-dir")
     return path.resolve().relative_to(directory).as_posix()
 
 
 def wanted_environment(entries: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a job from `NAME=VALUE`, or from `NAME` for a variable of this environment."""
+    """`NAME` is a variable of this environment."""
     found: dict[str, str] = {}
     for entry in entries:
         name, is_given, value = entry.partition("=")
@@ -192,7 +184,7 @@ def wanted_environment(entries: Sequence[str], environment: Mapping[str, str]) -
 
 
 def confirm_leaving(advice: str) -> bool:
-    """Ask at Ctrl-C whether to stop the run; without a terminal, show the advice and let it continue (S-CLU-16)."""
+    """Ask at Ctrl-C whether to stop the run; without a terminal, let it continue (S-CLU-16)."""
     if sys.stdin.isatty() and sys.stderr.isatty():
         sys.stderr.write("\nLeave the run going on the cluster? [Y/n] (Ctrl-C again stops it) ")
         sys.stderr.flush()
@@ -219,12 +211,9 @@ def check_nodes(team: Runnable, *, is_quiet: bool) -> None:
         )
 
 
-# The report of the nodes of a cluster.
-
 _TEXT = 200
 _ID = 8
-#: Packages with a separate column.
-_COLUMNS = ("ray", "ensemble-ray")
+_COLUMNS = ("ray", "ensemble-ray")  # packages with a separate column
 
 
 def node_lines(found: NodesReport) -> Sequence[str]:

@@ -1,7 +1,6 @@
-"""The definition that `ensemble-ray map` runs, built from the command's options.
+"""The definition that `ensemble-ray map` runs.
 
-The same options build the same definition in any process (S-MR-184), so `resume` can rebuild it from the record. Recorded
-paths are absolute.
+The same options build the same definition in any process (S-MR-184). Recorded paths are absolute.
 """
 
 from __future__ import annotations
@@ -35,45 +34,40 @@ from ensemble_ray.values.metrics import CostConfiguration
 if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry
 
-
 MapTeam = MapEnsemble | MapReduceEnsemble
 DEFAULT_MODEL = "openai:gpt-4o-mini"
 _MILLION = 1_000_000
 
 _PATHS = frozenset({"items", "retry_dead", "ensemble", "output", "dead_letters"})
-#: Recorded options, and the types of their values.
+# Recorded options.
 OPTIONS: Mapping[str, type[str | int | float | bool]] = {
     "items": str, "retry_dead": str, "prompt": str, "ensemble": str, "reduce": str, "output": str, "columns": str, "key": str,
     "dead_letters": str, "model": str, "chunk_size": int, "token_budget": int, "mode": str, "ordered": bool,
     "concurrency": int, "replicas": int, "on_item_error": str, "input_rate": float, "output_rate": float, "limit": int,
     "delimiter": str, "encoding": str,
 }  # fmt: skip
-#: The fields of the definition that options set directly.
+# Fields of the definition.
 _FIELDS = {
     "output": "results", "key": "key", "dead_letters": "dead_letters", "concurrency": "max_concurrency",
     "replicas": "replicas", "on_item_error": "on_item_error",
 }  # fmt: skip
-#: The same for a map-reduce only.
+# Only for a map-reduce.
 _REDUCE_FIELDS = {
     "chunk_size": "chunk_size", "token_budget": "target_token_budget", "mode": "mode", "ordered": "ordered",
 }  # fmt: skip
 
 
 def map_team(options: Mapping[str, object]) -> MapTeam:
-    """Return the definition of these options (see `OPTIONS`), with an origin from which it can be rebuilt."""
     options = {name: str(Path(str(value)).absolute()) if name in _PATHS else value for name, value in options.items()}
     team = _from_file(options) if "ensemble" in options else _from_prompts(options)
-    return team.with_origin(
-        f"{__name__}:{recorded_map.__name__}",
-        {name: str(value) for name, value in options.items()},
-        called=Path(str(options.get("ensemble", "map"))).stem,
-    )
+    written = {name: str(value) for name, value in options.items()}
+    called = Path(written.get("ensemble", "map")).stem
+    return team.with_origin(f"{__name__}:{recorded_map.__name__}", written, called=called)
 
 
 def recorded_map(**options: str) -> MapTeam:
-    types = {name: OPTIONS[name] for name in options}
     # Options that are off are not recorded, so `bool("True")` is right.
-    return map_team({name: convert(options[name]) for name, convert in types.items()})
+    return map_team({name: OPTIONS[name](value) for name, value in options.items()})
 
 
 def prompt_of(team: MapTeam) -> ItemPrompt:
@@ -114,7 +108,7 @@ def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
 
 
 def _from_prompts(options: Mapping[str, object]) -> MapTeam:
-    from ensemble_ray.llm.factory import resolve_llm  # imports heavy models
+    from ensemble_ray.llm.factory import resolve_llm
 
     source = _source(options)
     if source is None:
@@ -148,8 +142,7 @@ def _from_file(options: Mapping[str, object]) -> MapTeam:
     return team.replace(**fields) if fields else team
 
 
-#: Items whose prompts the estimate samples, and items per read.
-_SAMPLE, _PAGE = 100, 1000
+_SAMPLE, _PAGE = 100, 1000  # items that the estimate samples, and items per read
 
 
 def check_begin(team: MapTeam, run_id: str) -> None:
@@ -159,16 +152,15 @@ def check_begin(team: MapTeam, run_id: str) -> None:
     entries = run_blocking(_read(team, 1))
     if not entries:
         raise ValidationError(f"{NO_ITEMS}: {team.item_source.place} has none")
-    first = entries[0]
-    if team.item_source.identity["kind"] == "dead_letters":
-        return  # the first item may have failed because of a missing field; others may be valid
-    if isinstance(first, RefusedItem) and first.read is not None:
+    first, is_again = entries[0], team.item_source.identity["kind"] == "dead_letters"
+    # An item of a dead-letter file may have failed because of a missing field; others may be valid.
+    if not is_again and isinstance(first, RefusedItem) and first.read is not None:
         raise first.error
 
 
 def _has_written(run_id: str, team: MapTeam) -> bool:
     """Whether a recorded run of that id writes its rows to the same file."""
-    from ensemble_ray.cli.inputs.records import own_store  # a dry run does not need it
+    from ensemble_ray.cli.inputs.records import own_store
 
     store = own_store()
     if run_blocking(store.summary(run_id)) is None:
@@ -190,15 +182,11 @@ def estimate(team: MapTeam) -> dict[str, Any]:
     costs = team.cost_configuration
     money = None if costs is None else costs.estimate(tokens, 0)
     return {
-        "items": count,
-        "refused": refused,
-        "source": team.item_source.place,
-        "reduces": isinstance(team, MapReduceEnsemble),
-        "first_prompt": prompts[0] if prompts else None,
-        "input_tokens": tokens,
-        "input_cost": None if money is None else float(money.input_cost),
+        "items": count, "refused": refused, "source": team.item_source.place,
+        "reduces": isinstance(team, MapReduceEnsemble), "first_prompt": prompts[0] if prompts else None,
+        "input_tokens": tokens, "input_cost": None if money is None else float(money.input_cost),
         "currency": None if costs is None else costs.currency,
-    }
+    }  # fmt: skip
 
 
 def estimate_lines(found: Mapping[str, Any]) -> list[str]:
@@ -208,11 +196,8 @@ def estimate_lines(found: Mapping[str, Any]) -> list[str]:
     if found["first_prompt"] is not None:
         lines += ["", "First prompt", *(f"  {line}".rstrip() for line in found["first_prompt"].splitlines()), ""]
     cost = "" if found["input_cost"] is None else f", about {found['input_cost']:.4f} {found['currency']} of input"
-    lines.append(
-        f"About {found['input_tokens']:,} tokens of input{cost}{'; reduces come on top' if found['reduces'] else ''}"
-    )
-    lines.append("No model was called.")
-    return lines
+    reduces = "; reduces come on top" if found["reduces"] else ""
+    return [*lines, f"About {found['input_tokens']:,} tokens of input{cost}{reduces}", "No model was called."]
 
 
 async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
@@ -230,7 +215,7 @@ async def _read(team: MapTeam, count: int) -> list[ItemEntry]:
 
 
 async def _count(team: MapTeam) -> tuple[int, int]:
-    """Return the number of entries and of refused ones. It reads all items: an estimate should be exact."""
+    """Return the number of entries and of refused ones."""
     reader = team.item_source.reader()
     count = refused = 0
     try:
@@ -244,14 +229,11 @@ async def _count(team: MapTeam) -> tuple[int, int]:
         await reader.close()
 
 
-# Copies of standard input.
-
-#: Copies younger than this are kept: their runs may not have started yet. Seconds.
+# The run of a younger copy may start soon.
 _YOUNG_S = 86_400.0
 
 
 def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
-    """Copy standard input to a file of the run, and return the file."""
     source = sys.stdin.buffer if stream is None else stream
     if source.isatty():
         raise ValidationError("there are no items on standard input: pipe JSON lines into it, or name a file")
@@ -267,7 +249,6 @@ def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
 
 
 def forget_items(run_id: str) -> None:
-    """Remove a run's copy of standard input, if there is one."""
     with contextlib.suppress(OSError):
         _copy_path(run_id).unlink(missing_ok=True)
 

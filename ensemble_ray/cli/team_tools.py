@@ -51,7 +51,7 @@ from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.tools.mcp.address import ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
-from ensemble_ray.values.reviews import ReviewDecision, ReviewRequest, ReviewWait
+from ensemble_ray.values.reviews import ReviewDecision, ReviewWait
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream
@@ -59,20 +59,15 @@ if TYPE_CHECKING:
 
     from ensemble_ray.values.reviews import OpenReview
 
-
-#: Recorded as the person who decided a review through a client.
-_CLIENT = "a client of MCP"
-#: Characters of a task's description in progress notes.
+_CLIENT = "a client of MCP"  # recorded as the person who decided a review
 _SHOWN = 120
-#: Seconds that runs may take to end after the client has left.
-_RELEASE_S = 15.0
+_RELEASE_S = 15.0  # time for runs to end after the client has left
 
 
 class TeamCall:
-    """One call of a team's tool. A cancelled call ends its run.
+    """A cancelled call ends its run.
 
-    Open reviews wait in the record, so that a run without a decision is not lost. The console never asks: standard
-    input belongs to the protocol.
+    Open reviews wait in the record, because standard input belongs to the protocol.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class TeamCall:
         self._done = 0
 
     async def begin(self, inputs: Mapping[str, object]) -> CallToolResult | InputRequiredResult:
-        # `stream` is a generator; its declared type is wider.
+        # The declared type of the generator is wider.
         work = cast("AsyncGenerator[Event | EnsembleOutput]", self._team.stream(inputs, runtime=self._runtime))
         return await self._answer(work)
 
@@ -124,7 +119,7 @@ class TeamCall:
         return CallToolResult(content=[TextContent(text=output.raw)])
 
     async def _ask(self, gates: Sequence[OpenReview]) -> Mapping[str, InputResponse]:
-        """Ask a client of the older protocol, one gate at a time; a gate without an answer stays open."""
+        """For clients of the older protocol; a gate without an answer stays open."""
         answers: dict[str, InputResponse] = {}
         for gate in gates:
             with contextlib.suppress(MCPError):
@@ -145,8 +140,7 @@ class TeamCall:
         return left_open
 
     async def _wait_for_end(self, work: AsyncGenerator[Event | EnsembleOutput]) -> EnsembleOutput:
-        """Return the output; cancelling the call ends the run first."""
-        # A separate task: a cancelled scope leaves the run no time to end.
+        # A cancelled scope leaves the run no time to end.
         run = asyncio.create_task(self._watch(work))
         self._runs.add(run)
         run.add_done_callback(self._runs.discard)
@@ -171,9 +165,8 @@ class TeamCall:
                     case TaskCompleteEvent() | TaskFailedEvent():
                         self._done += 1
                         text = f"{update.agent_role}: {brief(update.task_description, _SHOWN)}"
-                        await self._context.session.report_progress(
-                            self._done, max(self._done, update.total_tasks), text
-                        )
+                        total = max(self._done, update.total_tasks)
+                        await self._context.session.report_progress(self._done, total, text)
                     case _:
                         pass
         raise IllegalStateError("the run's events ended before its output")
@@ -184,20 +177,14 @@ def make_failure(text: str) -> CallToolResult:
 
 
 def _with_recorded_reviews(team: Ensemble, *, can_ask: bool) -> Ensemble:
-    """Return the team with reviews that wait in the record instead of at the console."""
+    """Reviews wait in the record instead of at the console."""
     is_console = isinstance(team.review_handler, ConsoleReviewHandler)
     if not is_console and (team.review_handler is not None or not can_ask):
         return team
     if team.durability is Durability.OFF:
-        return team.replace(review_handler=_exit) if is_console else team
-    source = team.source
-    detached = team.replace(review_handler=None, review_wait=ReviewWait.DETACH)
-    return detached.with_source(source)
-
-
-def _exit(_request: ReviewRequest) -> ReviewDecision:
-    """Decide for a team without a record: its run could not wait."""
-    return ReviewDecision.exit_early()
+        # A run without a record cannot wait.
+        return team.replace(review_handler=lambda _request: ReviewDecision.exit_early()) if is_console else team
+    return team.replace(review_handler=None, review_wait=ReviewWait.DETACH).with_source(team.source)
 
 
 def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:
@@ -215,20 +202,22 @@ class TeamTools:
         self._runs: set[asyncio.Task[EnsembleOutput]] = set()
 
     def add(self, target: str, team: Ensemble) -> None:
-        """Add a team under its own name, or else the name of its file or attribute."""
+        """Name it after the team, its file or attribute."""
         stem = target.rpartition(":")[2] if ":" in target and not Path(target).suffix else Path(target).stem
         name = make_tool_name(team.name or stem)
         if name in self._teams or not name.strip("_"):  # a name in another script leaves only underscores
             name = make_tool_name(stem)
         if name in self._teams:
-            raise ValidationError(
-                f"Two teams would be the tool '{name}': rename one of the teams. The second: {target}"
-            )
+            reason = f"Two teams would be the tool '{name}': rename one of the teams."
+            raise ValidationError(f"{reason} The second: {target}")
         self._teams[name] = team
+
+    async def list_tools(self, _context: object, _params: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=[_tool_of(name, team) for name, team in self._teams.items()])
 
     async def serve(self) -> None:
         server: Server[dict[str, Any]] = Server(
-            "ensemble-ray", version=version("ensemble-ray"), on_list_tools=self._list, on_call_tool=self._call
+            "ensemble-ray", version=version("ensemble-ray"), on_list_tools=self.list_tools, on_call_tool=self._call
         )
         try:
             async with stdio_server() as (received, sent):
@@ -239,11 +228,6 @@ class TeamTools:
                 run.cancel()
             if self._runs:
                 await asyncio.wait(self._runs, timeout=_RELEASE_S)
-
-    async def _list(
-        self, _context: ServerRequestContext[dict[str, Any]], _params: PaginatedRequestParams | None
-    ) -> ListToolsResult:
-        return ListToolsResult(tools=[_tool_of(name, team) for name, team in self._teams.items()])
 
     async def _call(
         self, context: ServerRequestContext[dict[str, Any]], params: CallToolRequestParams
@@ -262,7 +246,7 @@ class TeamTools:
 
 
 class _AnsweredErrors(ReadMessages):
-    """Requests of a client; the server answers an unreadable one with the protocol's error (S-INT-89)."""
+    """The server answers an unreadable request with the protocol's error (S-INT-89)."""
 
     def __init__(self, received: ReadStream[SessionMessage | Exception], sent: WriteStream[SessionMessage]) -> None:
         self._received = received
@@ -270,7 +254,7 @@ class _AnsweredErrors(ReadMessages):
 
     @property
     def last_context(self) -> object:
-        """The sender's context, which the SDK reads."""
+        """Read by the SDK."""
         return getattr(self._received, "last_context", None)
 
     async def aclose(self) -> None:
@@ -292,14 +276,7 @@ def _tool_of(name: str, team: Ensemble) -> Tool:
         properties[each] = shown
     tasks = "; ".join(brief(task.description, _SHOWN) for task in team.all_tasks)
     about = f"Runs a team of agents and returns what its last task gave. Its tasks: {tasks}"
-    return Tool(
-        name=name,
-        title=team.name,
-        description=f"{team.description}\n{about}" if team.description else about,
-        input_schema={
-            "type": "object",
-            "properties": properties,
-            "required": [each for each in properties if each not in team.inputs],
-            "additionalProperties": False,
-        },
-    )
+    required = [each for each in properties if each not in team.inputs]
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    described = f"{team.description}\n{about}" if team.description else about
+    return Tool(name=name, title=team.name, description=described, input_schema=schema)

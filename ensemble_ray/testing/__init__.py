@@ -1,4 +1,4 @@
-"""Public test doubles for agent teams (scripted model, protocol server, clock, event sink), and `replay`."""
+"""Test doubles for agent teams, and `replay`."""
 
 from typing import TYPE_CHECKING
 
@@ -9,24 +9,13 @@ if TYPE_CHECKING:
     from ensemble_ray.testing.replaying import Difference, Replay, replay
 
 __all__ = [
-    "Difference",
-    "Fault",
-    "ManualClock",
-    "ModelServer",
-    "RawAnswer",
-    "RecordingSink",
-    "Replay",
-    "Reply",
-    "ScriptedCall",
-    "ScriptedModel",
-    "ServedRequest",
-    "replay",
-    "tool_loop",
-]
+    "Difference", "Fault", "ManualClock", "ModelServer", "RawAnswer", "RecordingSink", "Replay", "Reply", "ScriptedCall",
+    "ScriptedModel", "ServedRequest", "replay", "tool_loop",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    """Import the server and `replay` lazily: one needs an HTTP library, the other runs tasks."""
+    """Import lazily: the server needs an HTTP library, and `replay` runs tasks."""
     if name in {"Difference", "Replay", "replay"}:
         from ensemble_ray.testing import replaying
 

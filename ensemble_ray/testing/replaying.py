@@ -1,10 +1,11 @@
 """Replays a recorded run with today's code and returns the first difference (S-DUR-55).
 
-The usual runner executes each task on recorded inputs, answers and results: no model, tool or handler is called.
+The usual runner executes each task on recorded answers and results: no model, tool or handler is called.
 """
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -69,27 +70,20 @@ from ensemble_ray.values.trace import CaptureMode, TaskTrace, jsonable
 
 D = TypeVar("D", bound=FactData)
 
-#: Kinds that end a task: the runner would reuse them and execute no step.
-_ENDS = (OutputRecorded, FailureRecorded, ExitRecorded)
-#: Kinds of recorded effects that a task reuses instead of repeating the effect.
-_ANSWERS = frozenset(kinds_of(ModelAnswered, ToolReturned))
-#: The running instance; a context variable, because several run at the same time when work is delegated.
+_ENDS = (OutputRecorded, FailureRecorded, ExitRecorded)  # the runner would reuse these and execute no step
+_ANSWERS = frozenset(kinds_of(ModelAnswered, ToolReturned))  # recorded effects that a task reuses
+#: The running instance; several run at the same time when work is delegated.
 _AT_WORK: ContextVar[str] = ContextVar("ensemble_ray_replayed", default="")
-#: Characters shown of a text, and before the first difference of two texts.
-_SHOWN, _BEFORE = 80, 20
+_SHOWN, _BEFORE = 80, 20  # characters shown of a text, and before its first difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A place where today's code differs from the record."""
 
-    #: `the plan`, or the task with turn and call
-    where: str
-    #: the part that differs
+    where: str  # `the plan`, or the task with turn and call
     what: str
-    #: the recorded value; cut
     recorded: str
-    #: today's value; cut
     current: str
 
     def __str__(self) -> str:
@@ -97,7 +91,6 @@ class Difference:
 
 
 def _between(where: str, what: str, recorded: object, current: object) -> Difference:
-    """Return the difference of two values, cut to its first place."""
     old, new = (each if isinstance(each, str) else repr(each) for each in (recorded, current))
     same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(0, same - _BEFORE)
@@ -113,30 +106,23 @@ def _window(text: str, start: int) -> str:
     return f"{'...' if start else ''}{part!r}{'...' if start + _SHOWN < len(text) else ''}"
 
 
-class _Recorded(Mapping[tuple[str, str], Fact]):
-    """The recorded facts of a task; `used` contains the keys that were looked up."""
+class _Recorded(UserDict[tuple[str, str], Fact]):
+    """Facts of a task; `used` contains the keys that were looked up."""
 
     def __init__(self, facts: Mapping[tuple[str, str], Fact]) -> None:
-        self._facts = facts
         self.used: set[tuple[str, str]] = set()
+        super().__init__(facts)
 
     def __getitem__(self, key: tuple[str, str]) -> Fact:
-        fact = self._facts[key]
+        fact = super().__getitem__(key)
         self.used.add(key)
         return fact
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self._facts)
 
-    def __len__(self) -> int:
-        return len(self._facts)
-
-
-class ReplayJournal:
+class _ReplayJournal:
     """Returns recorded facts, stores none, and notes the first difference per task.
 
-    Delegated work is replayed, too, on its own record: the delegation is decided again and the worker executed again.
-    Decision and result are compared when the task would record them.
+    Delegated work is replayed on its own record; decision and result are compared when the task would record them.
     """
 
     def __init__(self, facts: Sequence[Fact]) -> None:
@@ -158,7 +144,6 @@ class ReplayJournal:
 
     @property
     def used(self) -> int:
-        """Number of recorded answers and results that all tasks used."""
         answered = sum(kind in _ANSWERS for recorded in self._at.values() for _, kind in recorded.used)
         return answered + sum(kind in _ANSWERS for _, kind in self._compared)
 
@@ -172,12 +157,12 @@ class ReplayJournal:
             _AT_WORK.reset(token)
 
     def report(self, difference: Difference, *, instance: str | None = None, is_at_end: bool = False) -> NoReturn:
-        """Note a task's first difference and stop the task; default: the running task."""
+        """Note a task's first difference and stop the task."""
         self._notes.setdefault(instance or _AT_WORK.get(), (difference, is_at_end))
         raise AgentExecutionError(f"Replay: {difference.what}")
 
     def find_difference(self, instance: str) -> Difference | None:
-        """Return the first difference of a task: a deviating step, else a recorded effect that it did not request."""
+        """Return a task's first deviating step, else a recorded effect that it did not request."""
         if instance in self._notes:
             return self._notes[instance][0]
         asked = self._at.get(instance)
@@ -189,27 +174,22 @@ class ReplayJournal:
         return Difference(where=_place_of(unused[0].name), what="a call", recorded="made", current="not made")
 
     def is_at_end(self, instance: str) -> bool:
-        """Return whether a task requested an effect at the end of its record."""
+        """Whether a task requested an effect at the end of its record."""
         return instance in self._notes and self._notes[instance][1]
 
     def find_recorded(self, name: str, wanted: type[D]) -> D | None:
-        """Return the recorded fact of that name and kind, or None."""
         fact = find_fact(self._of.get(name.rsplit("/", 2)[0], {}), name, wanted)
         return None if fact is None else fact.data
 
     def end_of(self, instance: str) -> Fact | None:
-        """Return the fact that ended a task, or None."""
         return self._ends.get(instance)
 
     def has_output(self, instance: str) -> bool:
-        """Return whether a task has a recorded output."""
         end = self._ends.get(instance)
         return end is not None and isinstance(end.data, OutputRecorded)
 
-    # The runner's interface of the journal.
-
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Store no fact. Compare delegations; the start of a call means that its result is not recorded."""
+        """Compare delegations; the start of a call means that its result is not recorded."""
         del epoch, until
         for fact in facts:
             if isinstance(fact.data, DelegationDecided):
@@ -222,7 +202,7 @@ class ReplayJournal:
                 self.report(difference, instance=fact.instance, is_at_end=True)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """Return the recorded facts of a task, without its end and the results of its delegations."""
+        """Return a task's facts without its end and the results of its delegations."""
         facts = self._of.get(instance, {})
 
         def is_shown(name: str, kind: str) -> bool:
@@ -239,63 +219,52 @@ class ReplayJournal:
 
     def _compare_decision(self, fact: Fact, decision: DelegationDecided) -> None:
         recorded = self.find_recorded(fact.name, DelegationDecided)
-        instance, where = fact.instance, _place_of(fact.name)
-        current = _describe_decision(decision)
+        where, current = _place_of(fact.name), _describe_decision(decision)
         if recorded is None:
             nothing = _unrecorded(where, "a delegation that is not recorded", current)
-            self.report(nothing, instance=instance, is_at_end=True)
+            self.report(nothing, instance=fact.instance, is_at_end=True)
         self._compared.add((fact.name, fact.kind))
-        if _describe_decision(recorded) != current:
-            self.report(_between(where, "the delegation", _describe_decision(recorded), current), instance=instance)
+        if (found := _first(where, ("the delegation", _describe_decision(recorded), current))) is not None:
+            self.report(found, instance=fact.instance)
 
     def _compare_result(self, fact: Fact, result: ToolReturned) -> None:
         recorded = self.find_recorded(fact.name, ToolReturned)
         if recorded is None:
             return  # the run died before it was recorded
         self._compared.add((fact.name, fact.kind))
-        compared = (
+        found = _first(
+            _place_of(fact.name),
             ("the result of the delegation", recorded.text, result.text),
             ("the outcome of the delegation", recorded.outcome, result.outcome),
         )
-        for what, before, now in compared:
-            if before != now:
-                self.report(_between(_place_of(fact.name), what, before, now), instance=fact.instance)
+        if found is not None:
+            self.report(found, instance=fact.instance)
 
-    async def flush(self) -> None:
-        """Return immediately: no fact is stored."""
+    async def flush(self) -> None: ...
 
-    async def close(self) -> None:
-        """Return immediately: no resource is open."""
+    async def close(self) -> None: ...
 
 
-class UnaskedModel:
-    """Replaces a model: a call means that the answer is not recorded."""
-
-    def __init__(self, journal: ReplayJournal) -> None:
+class _UnaskedModel:
+    def __init__(self, journal: _ReplayJournal) -> None:
         self._journal = journal
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Report an unrecorded request."""
         del tools
-        last = "" if not messages else messages[-1].content or ""
-        self._journal.report(
-            _unrecorded("a model call", "a request whose answer is not recorded", last), is_at_end=True
-        )
+        last = messages[-1].content if messages else None
+        found = _unrecorded("a model call", "a request whose answer is not recorded", last or "")
+        self._journal.report(found, is_at_end=True)
 
 
-class UnaskedMemory:
-    """Implements `RunMemory`: a recall means that the recalled memory is not recorded."""
-
-    def __init__(self, journal: ReplayJournal) -> None:
+class _UnaskedMemory:
+    def __init__(self, journal: _ReplayJournal) -> None:
         self._journal = journal
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
-        """Report an unrecorded request."""
-        what = "memory that was read and is not recorded"
-        self._journal.report(_between("its memory", what, "", query.text), is_at_end=True)
+        found = _between("its memory", "memory that was read and is not recorded", "", query.text)
+        self._journal.report(found, is_at_end=True)
 
     async def remember(self, note: MemoryNote) -> RememberedNote:
-        """Store no note."""
         del note
         return RememberedNote()
 
@@ -308,15 +277,15 @@ def _describe_decision(decision: DelegationDecided) -> str:
 
 
 def _place_of(effect: str) -> str:
-    """Return a readable form of an effect's name such as `facts#0/2/call-1`."""
+    """Return a readable form of a name such as `facts#0/2/call-1`."""
     _, turn, call = effect.rsplit("/", 2)
     return f"turn {turn}, {'model call' if call == 'model' else call.replace('-', ' ')}"
 
 
 def _request_difference(
-    journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], trace: TaskTrace | None
+    journal: _ReplayJournal, name: str, messages: Sequence[ChatMessage], trace: TaskTrace | None
 ) -> Difference:
-    """Return the first difference of a request from the recorded one, as far as the record contains its texts."""
+    """Compare a request with the recorded one, as far as the record contains its texts."""
     where = _place_of(name)
     recorded = [] if trace is None else _recorded_messages(journal, name, trace)
     for position, (message, (role, content)) in enumerate(zip(messages, recorded, strict=False), start=1):
@@ -331,8 +300,8 @@ def _request_difference(
     )
 
 
-def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> list[tuple[str, str | None]]:
-    """Return a recorded request: the captured one, else rebuilt from the task's prompts, answers and results."""
+def _recorded_messages(journal: _ReplayJournal, name: str, trace: TaskTrace) -> list[tuple[str, str | None]]:
+    """Return the captured request, else rebuild it from the task's prompts, answers and results."""
     instance, number, _ = name.rsplit("/", 2)
     turn, prompts = int(number), trace.prompts
     if captured := [each for calls in trace.llm_interactions[turn : turn + 1] for each in calls.messages]:
@@ -347,7 +316,7 @@ def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> l
     for previous in range(turn):
         answer = journal.find_recorded(f"{instance}/{previous}/model", ModelAnswered)
         if answer is None or not answer.tool_calls:
-            return conversation[:1]  # a correction: a separate conversation; only its system prompt is known
+            return conversation[:1]  # a correction: only its system prompt is known
         conversation.append(("assistant", answer.text))
         for index in range(len(answer.tool_calls)):
             result = journal.find_recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
@@ -357,24 +326,20 @@ def _recorded_messages(journal: ReplayJournal, name: str, trace: TaskTrace) -> l
     return conversation
 
 
-# The steps of a run, and its workers.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedQuestion:
+class _AskedQuestion:
     """A recorded evaluation of a user's predicate or condition."""
 
     question: UntilHolds | EdgeMatches
     answered: Evaluated
-    #: history that was passed to it
-    history: Sequence[HistoryEntry]
+    history: Sequence[HistoryEntry]  # passed to it
 
 
-Step = Union[Start, AskedQuestion]  # noqa: UP007  a name for the union, also at run time
+_Step = Union[Start, _AskedQuestion]  # noqa: UP007  a name for the union, also at run time
 
 
-def steps_of(plan: Plan, facts: Sequence[Fact], outputs: OutputStore) -> Iterator[Step]:
-    """Yield the steps of a run in its order; for a plan without units, the tasks in the order of the plan."""
+def _steps_of(plan: Plan, facts: Sequence[Fact], outputs: OutputStore) -> Iterator[_Step]:
+    """Yield the steps of a run in its order; without units, the tasks in the order of the plan."""
     if not plan.units:
         yield from (Start(instance=instance_of(node.key)) for node in plan.nodes)
         return
@@ -385,22 +350,18 @@ def steps_of(plan: Plan, facts: Sequence[Fact], outputs: OutputStore) -> Iterato
             if isinstance(stimulus, Evaluated) and stimulus.question in source.questions:
                 question = stimulus.question
                 if isinstance(question, UntilHolds | EdgeMatches):
-                    yield AskedQuestion(question=question, answered=stimulus, history=source.history_of(question))
+                    yield _AskedQuestion(question=question, answered=stimulus, history=source.history_of(question))
         known = [each for each in stimuli if not isinstance(each, Completed) or each.instance in outputs]
         yield from (each for each in source.handle(known) if isinstance(each, Start))
 
 
-class RecordedPredicates:
-    """Evaluates today's predicates and conditions on the recorded questions."""
-
+class _RecordedPredicates:
     def __init__(self, units: Mapping[str, Loop | Phase | Graph], output_of: Callable[[str], TaskOutput]) -> None:
         self._predicates = LocalPredicates(list_predicates(units))
         self._output_of = output_of
-        #: number of sent parts of the history, by unit path
-        self._sent: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # sent parts of the history by unit path
 
-    async def difference(self, asked: AskedQuestion) -> Difference | None:
-        """Return how today's answer differs from the recorded one."""
+    async def difference(self, asked: _AskedQuestion) -> Difference | None:
         question, sent = asked.question, self._sent.get(asked.question.unit, 0)
         parts = [
             HistoryPart(
@@ -414,14 +375,10 @@ class RecordedPredicates:
         recorded, current = _describe(answered if answered.answer is None else answered.answer), _describe(answer)
         if recorded == current:
             return None
-        path = path_of_question(question)
-        is_loop = isinstance(question, UntilHolds)
-        return Difference(
-            where=f"'{path}'" if isinstance(question, UntilHolds) else f"'{path}', edge {question.edge}",
-            what=f"the answer of the {'predicate' if is_loop else 'condition'}",
-            recorded=recorded,
-            current=current,
-        )
+        where, what = f"'{path_of_question(question)}'", "the answer of the predicate"
+        if isinstance(question, EdgeMatches):
+            where, what = f"{where}, edge {question.edge}", "the answer of the condition"
+        return Difference(where=where, what=what, recorded=recorded, current=current)
 
 
 def _describe(answer: object) -> str:
@@ -433,15 +390,13 @@ def _describe(answer: object) -> str:
 _STATUS = {OutputRecorded.KIND: "completed", FailureRecorded.KIND: "failed"}
 
 
-class ReplayedWorkers:
-    """Implements `Peers` for a replay."""
-
-    def __init__(self, journal: ReplayJournal, runner: TaskRunner) -> None:
+class _ReplayedWorkers:
+    def __init__(self, journal: _ReplayJournal, runner: TaskRunner) -> None:
         self._journal = journal
         self._runner = runner
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Replay a worker's task on its record; a difference is noted for the delegating task."""
+        """Replay a worker's task; a difference is noted for the delegating task."""
         with self._journal.at(order.instance):
             result = await self._runner.run(order, is_stopped=lambda: False)
         call = delegating_call(order.instance) or order.instance
@@ -458,7 +413,7 @@ class ReplayedWorkers:
         return result
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Ignore: a replay has no timeouts, because recorded effects are available immediately."""
+        """Ignore: a replay has no timeouts."""
 
     def _recorded_end(
         self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
@@ -474,7 +429,6 @@ class ReplayedWorkers:
         return _make_stopped(result, recorded_result)  # or its process was lost
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
-        """Report a difference between the worker's result and the record."""
         if end is None:
             return
         recorded = end.data.read().raw if isinstance(end.data, OutputRecorded) else None
@@ -505,12 +459,9 @@ class Replay:
     """The result of a replay; `str()` returns a readable report."""
 
     run_id: str
-    #: the first difference in the order of the plan, or None
     difference: Difference | None
-    #: number of replayed tasks
     tasks: int = 0
-    #: number of used model answers and tool results of the record
-    effects: int = 0
+    effects: int = 0  # number of used model answers and tool results
 
     @property
     def is_same(self) -> bool:
@@ -532,12 +483,11 @@ def replay(
 ) -> Replay:
     """Replay a run on its record and compare it with today's code.
 
-    Unrecorded steps, such as the rest of an interrupted task, are not compared. The replay calls guardrails, delegation
-    policies, predicates of loops and conditions of graphs, because it checks them, too. Workers are replayed on their
-    own records.
+    Unrecorded steps, such as the rest of an interrupted task, are not compared. Guardrails, delegation policies,
+    predicates and conditions are called, because the replay checks them, too.
 
     Args:
-        run: The run: its id, a prefix of the id, `latest`, its handle or its output.
+        run: Its id, a prefix of the id, `latest`, its handle or its output.
         ensemble: Today's definition; None: loaded from the location in the run's record.
         home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
         store: URL of a database that stores them instead; default: `ENSEMBLE_RAY_STORE`.
@@ -572,9 +522,10 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     definition = planned_form(loaded)
     options = recorded_options(header)
     planned = await plan_again(definition.with_options(options), header.inputs or {}, facts, is_replay=True)
-    changed = _plan_difference(header, planned)
-    if changed is not None:
-        return Replay(run_id=found.run_id, difference=changed)
+    if changed := compare_fields(header.plan or {}, planned.plan.to_dict()):
+        path, old, new = changed[0].path, changed[0].recorded, changed[0].current
+        first = Difference(where="the plan", what=path, recorded=old, current=new)
+        return Replay(run_id=found.run_id, difference=first)
     repetition = _Repetition(recorded, planned, facts, definition.with_options(options))
     difference = await repetition.difference()
     return Replay(run_id=found.run_id, difference=difference, tasks=repetition.tasks, effects=repetition.journal.used)
@@ -590,17 +541,7 @@ def _definition(found: RecordedRun, header: PlanRecorded) -> Runnable:
     return load_source(source, needs_keys=False)
 
 
-def _plan_difference(header: PlanRecorded, planned: Planned) -> Difference | None:
-    found = compare_fields(header.plan or {}, planned.plan.to_dict())
-    if not found:
-        return None
-    first = found[0]
-    return Difference(where="the plan", what=first.path, recorded=first.recorded, current=first.current)
-
-
 class _Repetition:
-    """Replays all tasks of a run sequentially, each on its record."""
-
     def __init__(self, recorded: RunHistory, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
         self._recorded = recorded
         self._facts = facts
@@ -610,7 +551,7 @@ class _Repetition:
         for instance, output in outputs_of(recorded, types).items():
             self._outputs.put(instance, output)
         self._nodes = {node.key: node for node in planned.plan.nodes}
-        self.journal = ReplayJournal(facts)
+        self.journal = _ReplayJournal(facts)
         self.tasks = 0
         self._policies = definition.delegation_policies
         context = run_context_of(
@@ -630,15 +571,15 @@ class _Repetition:
             services=Services(limiter=process_limiter(), cpu=cpu),
             tool_metrics=NoOpToolMetrics(),
             compare=self._compare,
-            memory=UnaskedMemory(self.journal),
+            memory=_UnaskedMemory(self.journal),
         )
-        agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
+        agents = {key: agent.rewritten(llm=_UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._context, ports, agents)
-        runner.peers = ReplayedWorkers(self.journal, runner)
-        predicates = RecordedPredicates(self._planned.units, self._outputs.get)
+        runner.peers = _ReplayedWorkers(self.journal, runner)
+        predicates = _RecordedPredicates(self._planned.units, self._outputs.get)
         try:
-            for step in steps_of(self._planned.plan, self._facts, self._outputs):
-                if isinstance(step, AskedQuestion):
+            for step in _steps_of(self._planned.plan, self._facts, self._outputs):
+                if isinstance(step, _AskedQuestion):
                     found = await predicates.difference(step)
                 elif step.instance in self._recorded.work:
                     self.tasks += 1
@@ -656,7 +597,7 @@ class _Repetition:
         with self.journal.at(order.instance):
             result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{order.instance if is_inside_unit(order.instance) else order.key}'"
-        # The task requested more than its record contains, or it waits at its gate as before.
+        # Or it waits at its gate as before.
         has_stopped = self.journal.is_at_end(order.instance) or result.status == "waiting"
         if has_stopped and not self.journal.has_output(order.instance):
             return None
@@ -697,7 +638,6 @@ class _Repetition:
         return replace(order, is_streaming=False)
 
     def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
-        """Check that the request of a reused answer is the recorded one."""
         if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
             trace = RecordedWork(self._recorded, instance).recorded_trace()

@@ -1,6 +1,6 @@
-"""Test doubles for agent teams: a scripted model, a manual clock and a recording event sink.
+"""A scripted model, a manual clock and a recording event sink.
 
-A script is never copied: a pickled model is a handle that calls the owning process through the `DriverServices` port.
+A pickled model is a handle that calls the owning process through the `DriverServices` port.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ from ensemble_ray.values.messages import (
 )
 
 _WORDS = re.compile(r"\S+\s*|\s+")
-#: service name for calls of handles to the owner of the script
-SERVICE = "scripted_model.chat"
-#: a response, and the fragments of its text; None: words
-_Scripted = tuple[ChatResponse, Sequence[str] | None]
+SERVICE = "scripted_model.chat"  # service name for calls of handles
+_Scripted = tuple[ChatResponse, Sequence[str] | None]  # a response, and the fragments of its text; None: words
 
 T = TypeVar("T")
 
@@ -49,8 +47,7 @@ T = TypeVar("T")
 class ScriptedCall:
     """One call that a scripted model received."""
 
-    #: position in order of arrival, from 0
-    number: int
+    number: int  # in order of arrival, from 0
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolSpec]
 
@@ -60,20 +57,12 @@ class ScriptedCall:
         return (self.messages[-1].content or "") if self.messages else ""
 
 
-ScriptEntry = (
-    str
-    | ToolCall
-    | Sequence[ToolCall]
-    | ChatResponse
-    | Reply
-    | BaseException
-    | type[BaseException]
-    | Callable[[ScriptedCall], object]
-)
+_Raised = BaseException | type[BaseException]
+ScriptEntry = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | _Raised | Callable[[ScriptedCall], object]
 
 
 class ScriptedModel:
-    """A model that answers from a script, for tests of agent teams without any model.
+    """A model that answers from a script.
 
     Each call uses the next entry: a text, a `ToolCall` or several, a `ChatResponse`, a `Reply` (to control its
     streaming), an exception to raise, or a callable that receives the `ScriptedCall` and returns one of these (it may
@@ -98,13 +87,12 @@ class ScriptedModel:
         self._calls: list[ScriptedCall] = []
         self._lock = new_lock()
         self._id = new_object_id()
-        #: the process that owns the script
-        self.process_id = os.getpid()
+        self.process_id = os.getpid()  # owner of the script
         _doubles[self._id] = self
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:
-        """All calls so far from all processes, in order of arrival."""
+        """All calls from all processes, in order of arrival."""
         with self._lock:
             return tuple(self._calls)
 
@@ -115,29 +103,18 @@ class ScriptedModel:
             return max(0, len(self._entries) - len(self._calls))
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Answer with the next entry.
-
-        Raises:
-            IllegalStateError: the script is used up.
-        """
+        """Answer with the next entry; IllegalStateError if the script is used up."""
         return (await self.reply(messages, tools))[0]
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Yield the next entry as fragments (words, or the fragments of a `Reply`), then the whole response.
-
-        Raises:
-            IllegalStateError: the script is used up.
-        """
-        response, fragments = await self.reply(messages, tools)
-        for fragment in _fragments(response, fragments):
-            yield fragment
-            await asyncio.sleep(0)
-        yield response
+        """Yield the fragments of the next entry, then the whole response; IllegalStateError if the script is used up."""
+        async for part in _parts(*await self.reply(messages, tools)):
+            yield part
 
     async def reply(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> _Scripted:
-        """Return the response of the next entry, and the fragments of its text; None: words."""
+        """Return the response of the next entry and its fragments; None: words."""
         with self._lock:
             call = ScriptedCall(number=len(self._calls), messages=tuple(messages), tools=tuple(tools))
             self._calls.append(call)
@@ -172,12 +149,9 @@ class ScriptedModelHandle:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Call the owner of the script; the fragments arrive together, in order."""
-        response, fragments = await self._ask(messages, tools)
-        for fragment in _fragments(response, fragments):
-            yield fragment
-            await asyncio.sleep(0)
-        yield response
+        """Call the owner of the script; the fragments arrive together."""
+        async for part in _parts(*await self._ask(messages, tools)):
+            yield part
 
     async def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> _Scripted:
         here = services()
@@ -187,7 +161,7 @@ class ScriptedModelHandle:
             "id": self.double_id,
             "messages": [asdict(message) for message in messages],
             "tools": [
-                {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
+                {"name": each.name, "description": each.description, "parameters": each.parameters} for each in tools
             ],
         }
         return _reply_from(cast("Mapping[str, Any]", await here.driver.ask(SERVICE, payload)))
@@ -197,7 +171,7 @@ class ScriptedModelHandle:
 
 
 async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]:
-    """Answer a handle's call in the process that owns the script. The Ray runtime calls it for `SERVICE`."""
+    """Answer a handle's call; the Ray runtime calls it for `SERVICE`."""
     double = live_double(str(payload["id"]))
     if double is None:
         gone = "ScriptedModel: its owner has let go of it; keep a reference for as long as the run lasts"
@@ -211,31 +185,29 @@ async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]
     return {"response": asdict(response), "fragments": None if fragments is None else list(fragments)}
 
 
-#: Doubles alive in this process; weak, since a test's model ends with the test.
+#: weak: a test's model ends with the test
 _doubles: weakref.WeakValueDictionary[str, ScriptedModel] = weakref.WeakValueDictionary()
 
 
 def live_double(double_id: str) -> ScriptedModel | None:
-    """Return the scripted model of that id if this process owns it and it is alive, else None."""
+    """Return the scripted model of that id if this process owns it and it is alive."""
     double = _doubles.get(double_id)
-    # A forked child inherits the table, but the script stays with the parent.
+    # A forked child inherits the table, but not the script.
     return double if double is not None and double.process_id == os.getpid() else None
 
 
 def has_live_doubles() -> bool:
-    """Return whether this process owns scripted models; a runtime must then listen for their calls."""
+    """Whether a runtime must listen for calls of handles."""
     return any(live_double(double_id) is not None for double_id in list(_doubles))
 
 
 def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
-    """Rebuild a pickled scripted model: the model itself in its process, a handle elsewhere."""
+    """Rebuild a pickled model: the model itself in its process, a handle elsewhere."""
     return live_double(double_id) or ScriptedModelHandle(double_id)
 
 
 async def _resolve(entry: object, call: ScriptedCall) -> _Scripted:
-    if isinstance(entry, type) and issubclass(entry, BaseException):
-        raise entry
-    if isinstance(entry, BaseException):
+    if isinstance(entry, BaseException) or (isinstance(entry, type) and issubclass(entry, BaseException)):
         raise entry
     if isinstance(entry, str):
         return ChatResponse(entry), None
@@ -259,9 +231,12 @@ async def _resolve(entry: object, call: ScriptedCall) -> _Scripted:
     raise IllegalStateError(f"ScriptedModel: cannot answer with a {type(entry).__name__}")
 
 
-def _fragments(response: ChatResponse, fragments: Sequence[str] | None) -> Sequence[str]:
+async def _parts(response: ChatResponse, fragments: Sequence[str] | None) -> AsyncIterator[str | ChatResponse]:
     thoughts = [Reasoning(each) for each in _WORDS.findall(response.reasoning or "")]
-    return [*thoughts, *(_WORDS.findall(response.text or "") if fragments is None else fragments)]
+    for fragment in (*thoughts, *(_WORDS.findall(response.text or "") if fragments is None else fragments)):
+        yield fragment
+        await asyncio.sleep(0)
+    yield response
 
 
 def _rebuild(kind: Callable[..., T], data: Mapping[str, Any]) -> T:
@@ -276,11 +251,11 @@ def _error_data(error: Exception) -> Mapping[str, str]:
 
 
 def _reply_from(data: Mapping[str, Any]) -> _Scripted:
-    """Return the owner's reply or raise its error; a `RuntimeError` if the error cannot be unpickled here."""
+    """Raise the owner's error, or a `RuntimeError` if it cannot be unpickled here."""
     failed = data.get("error")
     if failed is not None:
         try:
-            # The bytes are trusted: they come from the process that owns the script and started this process.
+            # Trusted: the bytes come from the process that started this one.
             error = pickle.loads(base64.b64decode(failed["pickled"]))  # noqa: S301
         except Exception as missing:
             raise RuntimeError(failed["text"]) from missing
@@ -291,12 +266,9 @@ def _reply_from(data: Mapping[str, Any]) -> _Scripted:
 
 
 class ManualClock:
-    """A `Clock` that changes its time only by `advance`.
+    """A `Clock` that changes its time only by `advance`, which is thread-safe.
 
-    Sleepers wake in order of their due time, on the loop that they sleep on. `advance` is thread-safe.
-
-    Args:
-        start: Initial Unix time, s.
+    Sleepers wake in order of their due time, on the loop that they sleep on. `start` is Unix time, s.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -306,12 +278,12 @@ class ManualClock:
         self._sleepers: list[tuple[float, int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def now(self) -> float:
-        """Return the Unix time of this clock, s."""
+        """Return the Unix time, s."""
         return self._now
 
     @property
     def sleepers(self) -> int:
-        """Number of coroutines that wait for this clock."""
+        """Number of waiting coroutines."""
         with self._lock:
             return sum(not future.done() for _, _, _, future in self._sleepers)
 
@@ -327,11 +299,7 @@ class ManualClock:
         await future
 
     def advance(self, by_s: float) -> None:
-        """Advance the time and wake all due sleepers.
-
-        Raises:
-            ValueError: `by_s` is negative.
-        """
+        """Wake all due sleepers; ValueError if `by_s` is negative."""
         if by_s < 0:
             raise ValueError(f"by_s must be >= 0, got: {by_s}")
         with self._lock:
@@ -339,24 +307,20 @@ class ManualClock:
             due = []
             while self._sleepers and self._sleepers[0][0] <= self._now:
                 due.append(heapq.heappop(self._sleepers))
+
+        def wake(sleeper: asyncio.Future[None]) -> None:
+            if not sleeper.done():
+                sleeper.set_result(None)
+
         for _, _, loop, future in due:
-            loop.call_soon_threadsafe(_wake, future)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+            loop.call_soon_threadsafe(wake, future)
 
 
 E = TypeVar("E", bound=Event)
 
 
 class RecordingSink:
-    """A `RunEventSink` that stores every event in order.
-
-    Args:
-        kinds: The event types that it accepts; None: all.
-    """
+    """A `RunEventSink` that stores events of these `kinds` in order; None: all."""
 
     def __init__(self, kinds: Collection[type[Event]] | None = None) -> None:
         self._kinds = None if kinds is None else frozenset(kinds)
@@ -370,7 +334,7 @@ class RecordingSink:
             return tuple(self._events)
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Return whether that type is among the kinds."""
+        """Whether that type is among the kinds."""
         return self._kinds is None or event_type in self._kinds
 
     def emit(self, event: Event) -> None:
@@ -379,8 +343,8 @@ class RecordingSink:
             self._events.append(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return immediately: emitted events are already stored."""
+        """Return immediately."""
 
     def of(self, event_type: type[E]) -> tuple[E, ...]:
-        """Return the events of one type, in order."""
+        """Return the events of one type."""
         return tuple(event for event in self.events if isinstance(event, event_type))

@@ -1,7 +1,4 @@
-"""The graph of a team or a run as data, in version 1.3 of its JSON schema.
-
-Fields that are not part of the original schema are left out of the JSON if they are empty.
-"""
+"""The graph of a team or a run as data, in version 1.3 of its JSON schema. Later fields are left out of the JSON if empty."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.trace import ExecutionTrace, GraphTrace
 from ensemble_ray.values.value import Instant, Value, utc_now
 
-#: Kind of a node; None: a plain task.
 NodeType = Literal["map", "reduce", "final-reduce", "direct", "loop", "graph-state", "graph-end"]
 
 
@@ -56,16 +52,10 @@ class DagTaskNode(Value):
 
     Attributes:
         id: Position among the tasks as text; of a task in a loop `{loop}.{position}`.
-        agent_role: Role of the agent; `(deterministic)` for a handler, `(synthesized)` before the agent is made, `(loop)`.
-        depends_on: Ids of the tasks and loops that it waits for.
+        agent_role: Also `(deterministic)` for a handler, `(synthesized)` before the agent is made, `(loop)`.
         parallel_group: Its level; 0 waits for no other task.
-        on_critical_path: Whether it is on the longest chain.
         node_type: None: a plain task.
-        map_reduce_level: Its level in the tree of a map-reduce.
-        loop_max_iterations: Limit of the iterations of a loop.
-        loop_body: Tasks of a loop in order.
-        phase: Name of its phase.
-        key: Name of the task or loop in plans, traces and records, if it has one.
+        key: Its name in plans, traces and records, if it has one.
     """
 
     id: str
@@ -84,14 +74,7 @@ class DagTaskNode(Value):
 
 
 class DagGraphEdge(Value):
-    """An edge between two states of a graph.
-
-    Attributes:
-        condition_description: Its label.
-        unconditional: Whether it has no condition.
-        fired: Whether a run followed it.
-        branching: `fork` or `join` of parallel branches; None: an ordinary edge.
-    """
+    """An edge between two states of a graph; `fired`: a run followed it."""
 
     from_state_id: str
     to_state_id: str
@@ -102,13 +85,7 @@ class DagGraphEdge(Value):
 
 
 class DagPhase(Value):
-    """A phase and its predecessors.
-
-    Attributes:
-        after: Names of the phases that must be completed first.
-        review_id: Id of the task that reviews it, if there is one.
-        key: Its name in plans, traces and records.
-    """
+    """A phase and its predecessors; `key` is its name in plans, traces and records."""
 
     name: str
     workflow: str = "sequential"
@@ -121,10 +98,8 @@ class DagModel(Value):
     """A graph of tasks.
 
     Attributes:
-        parallel_groups: Ids by level, in the order of the tasks.
         critical_path: Ids from the first to the last task, then loops.
         mode: `graph`: the tasks are states, connected by `graph_edges`; None: they are connected by `depends_on`.
-        phases: The phases in declared order.
     """
 
     schema_version: str = "1.3"
@@ -144,11 +119,7 @@ class DagModel(Value):
     phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=operator.not_)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return indented JSON text, and write it to `path` if given. Parent folders are created.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Return indented JSON text, and write it to `path` if given. Parent folders are created."""
         text = self.model_dump_json(indent=2)
         if path is not None:
             target = Path(path)
@@ -157,15 +128,14 @@ class DagModel(Value):
         return text
 
 
-#: Id of the end of a graph in the drawing, and its name in plans.
-END_ID, END_STATE = "END", "__END__"
+END_ID, END_STATE = "END", "__END__"  # id of the end of a graph in the drawing, and its name in plans
 _LOOP_ROLE = "(loop)"
 _ADAPTIVE = "map_reduce_adaptive"
 _TREE_TYPES = frozenset({"map", "reduce", "final-reduce", "direct"})
 
 
 def dag_of_plan(plan: Plan, graph_trace: GraphTrace | None = None) -> DagModel:
-    """Return the graph of a plan. A trace of its graph marks the edges that the run followed."""
+    """A trace of its graph marks the edges that the run followed."""
     reader = _Reader(plan)
     for unit in plan.units:
         if isinstance(unit, GraphUnit):
@@ -174,7 +144,6 @@ def dag_of_plan(plan: Plan, graph_trace: GraphTrace | None = None) -> DagModel:
 
 
 def _groups(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return ids by level in their order (S-VIZ-13)."""
     groups: list[list[str]] = [[] for _ in range(max(levels, default=-1) + 1)]
     for each, level in zip(ids, levels, strict=True):
         groups[level].append(each)
@@ -182,14 +151,12 @@ def _groups(levels: Sequence[int], ids: Sequence[str]) -> tuple[tuple[str, ...],
 
 
 def _map_reduce_mode(workflow: str) -> Literal["static", "adaptive"] | None:
-    """Return the kind of map-reduce by the workflow name of a trace; None: not a map-reduce."""
     if not workflow.startswith("map_reduce"):
         return None
     return "adaptive" if workflow == _ADAPTIVE else "static"
 
 
 def _node_type(node_type: str | None) -> NodeType | None:
-    """Return the kind of a map-reduce node; None: a plain task."""
     return cast("NodeType", node_type) if node_type in _TREE_TYPES else None
 
 
@@ -198,8 +165,7 @@ class _Entry:
     id: str
     of: Node | LoopUnit
     phase: str | None
-    #: ids without duplicates
-    waits_for: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()  # ids without duplicates
     level: int = 0
     is_critical: bool = False
 
@@ -227,7 +193,6 @@ class _Reader:
         )
 
     def graph(self, unit: GraphUnit, trace: GraphTrace | None) -> DagModel:
-        """Return the graph of a state machine (S-VIZ-30 to S-VIZ-32)."""
         ids = {state.name: str(position) for position, state in enumerate(unit.states)} | {END_STATE: END_ID}
         states = [
             self._shown(
@@ -251,14 +216,15 @@ class _Reader:
         )
 
     def _entries(self) -> dict[str, _Entry]:
-        """Return the tasks and loops by id, with their levels."""
         found: list[Node | LoopUnit] = [node for node in self._plan.nodes if node.key not in self._in_loops]
         found += self._loops.values()
         ids = {each.key: str(position) for position, each in enumerate(found)}
         entries: dict[str, _Entry] = {}
         for each in found:
-            phase = self._phase_of.get(each.key)
-            waits_for = dict.fromkeys(key for before in self._context(each) for key in self._last_of(before))
+            phase, context = self._phase_of.get(each.key), each.context
+            if phase is not None:
+                context = (*context, *(phase.members if each.key == phase.review else ()), *phase.after)
+            waits_for = dict.fromkeys(key for before in context for key in self._last_of(before))
             entries[ids[each.key]] = _Entry(
                 id=ids[each.key],
                 of=each,
@@ -270,16 +236,8 @@ class _Reader:
             entry.level = 1 + max((entries[before].level for before in entry.waits_for), default=-1)
         return entries
 
-    def _context(self, each: Node | LoopUnit) -> tuple[str, ...]:
-        """Return the keys of the tasks and units that a task or loop waits for."""
-        phase = self._phase_of.get(each.key)
-        if phase is None:
-            return each.context
-        inside = phase.members if each.key == phase.review else ()
-        return (*each.context, *inside, *phase.after)
-
     def _last_of(self, key: str) -> tuple[str, ...]:
-        """Return the tasks that complete a task or unit: for a phase its last ones."""
+        """Return the tasks that complete a task or unit."""
         phase = self._phases.get(key)
         if phase is None:
             return (key,)
@@ -293,7 +251,6 @@ class _Reader:
         return tuple(member for member in phase.members if member not in waited_for)
 
     def _shown(self, of: Node | LoopUnit, node_id: str, state: str = "", **fields: Any) -> DagTaskNode:
-        """Return a task or a loop; the description begins with the name of its state."""
         before = f"{state}: " if state else ""
         if isinstance(of, LoopUnit):
             return DagTaskNode(
@@ -352,16 +309,7 @@ class _Reader:
         )
 
     def _agents(self) -> tuple[DagAgentNode, ...]:
-        return tuple(
-            DagAgentNode(
-                role=entry.role,
-                goal=entry.goal,
-                background=entry.background,
-                tool_names=entry.tool_names,
-                allow_delegation=entry.allow_delegation,
-            )
-            for entry in self._plan.agents
-        )
+        return tuple(DagAgentNode.model_validate(entry, from_attributes=True) for entry in self._plan.agents)
 
 
 def _mark_critical_path(entries: Mapping[str, _Entry]) -> list[str]:
@@ -381,7 +329,6 @@ def _mark_critical_path(entries: Mapping[str, _Entry]) -> list[str]:
 
 
 def _edges(entry: GraphEntry, ids: Mapping[str, str], taken: set[tuple[str, str | None]]) -> list[DagGraphEdge]:
-    """Return the edges of an entry: one, or those of a fork or join."""
     if isinstance(entry, EdgeEntry):
         return [
             DagGraphEdge(
@@ -426,7 +373,7 @@ class DagExporter:
 
         Raises:
             ValueError: The source is None or empty.
-            NotImplementedError: The map-reduce creates its tasks during the run. Use the trace of a run.
+            NotImplementedError: The map-reduce creates its tasks during the run.
         """
         match source:
             case None:
@@ -449,7 +396,7 @@ class DagExporter:
 
 
 class _AsDeclared(TeamModels):
-    """Accepts agents without a model, which a drawing does not need."""
+    """Accepts agents without a model."""
 
     def resolve_agent(self, agent: Agent, task_model: ChatModel | None = None) -> Agent:
         del task_model
@@ -457,7 +404,7 @@ class _AsDeclared(TeamModels):
 
 
 def _plan_of(definition: EnsembleDefinition) -> Plan:
-    """Return the plan of a definition without inputs: texts keep their variables."""
+    """Plan without inputs: texts keep their variables."""
     tasks = definition.all_tasks
     maker = NodeMaker(definition, _AsDeclared(definition))
     members = plan_members(definition, list(zip(tasks, task_keys(tasks), strict=True)), maker)
@@ -475,7 +422,6 @@ def _plan_of(definition: EnsembleDefinition) -> Plan:
 
 
 def _of_trace(trace: ExecutionTrace) -> DagModel:
-    """Return the graph of a run (S-VIZ-42)."""
     if not trace.task_traces:
         raise ValueError("trace must contain at least one task trace")
     levels = [task.map_reduce_level or 0 for task in trace.task_traces]

@@ -1,9 +1,7 @@
 """The graph of a team before it runs, as a `Flow`. Pure.
 
-Nodes and groups have the keys of the plan, so that the steps of a run can be assigned to them.
-
-- An edge leads from a dependency to the waiting task inside one frame. The frames of phases are connected like the phases.
-- If only the order of work connects two tasks, the edge is `unconditional`.
+- Nodes and groups have the keys of the plan, so that the steps of a run can be assigned to them.
+- Edges connect tasks inside one frame. If only the order of work connects two tasks, the edge is `unconditional`.
 - The back edge of a loop, and edges of a graph to a state on the path to their source, point back.
 """
 
@@ -24,21 +22,16 @@ from ensemble_ray.values.trace import GraphTrace
 from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode, dag_of_plan
 from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode, fold_flow
 
-#: Longest title; pages and pictures shorten it further.
 _MAX_TITLE = 300
-#: Id of the frame around the tasks that a manager delegates.
 _TASKS_GROUP = "manager:tasks"
-#: Badges of map-reduce nodes.
 _TREE_BADGES = {"map": "MAP", "reduce": "REDUCE", "final-reduce": "AGGREGATE", "direct": "DIRECT"}
 
 
 def declared_flow(plan: Plan, graph_trace: GraphTrace | None = None) -> Flow:
-    """Return the graph of a plan (S-VIZ-82). A trace of its graph marks the edges that the run followed."""
     return dag_flow(dag_of_plan(plan, graph_trace))
 
 
 def dag_flow(dag: DagModel) -> Flow:
-    """Return the graph of a `DagModel`, folded if it is too large."""
     maker = _Maker(dag)
     if dag.mode == "graph":
         maker.add_states()
@@ -53,13 +46,11 @@ def dag_flow(dag: DagModel) -> Flow:
 
 
 def title_of(text: str) -> str:
-    """Return a text on one line, shortened to the length of a title."""
     shown = " ".join(text[: 2 * _MAX_TITLE].split())
     return str(one_line(shown, None)) if len(shown) <= _MAX_TITLE else f"{one_line(shown[:_MAX_TITLE], None)}…"
 
 
 def tree_badges(kind: str | None, level: int | None) -> tuple[str, ...]:
-    """Return the badge of a map-reduce node; reduces show their level. Other nodes have none."""
     badge = _TREE_BADGES.get(kind or "")
     if badge is None:
         return ()
@@ -76,8 +67,6 @@ def worker_id(role: str) -> str:
 
 @dataclass(slots=True)
 class _Maker:
-    """Collects nodes, edges and groups."""
-
     dag: DagModel
     _nodes: list[FlowNode] = field(default_factory=list[FlowNode])
     _edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
@@ -123,7 +112,6 @@ class _Maker:
             self._add_order([inside[each] for each in order])
 
     def _add_order(self, tasks: Sequence[DagTaskNode]) -> None:
-        """Add edges between consecutive tasks without a dependency."""
         self._edges += [
             FlowEdge(source=_key(before), target=_key(task), kind="unconditional")
             for before, task in pairwise(tasks)
@@ -184,7 +172,7 @@ class _Maker:
             self._edges += [FlowEdge(source=keys[name], target=phase.key) for name in phase.after if name in keys]
 
     def _add_review(self, phase: DagPhase, members: Sequence[DagTaskNode], review: DagTaskNode | None) -> None:
-        """Add the review of a phase after the tasks that no other task of the phase waits for."""
+        """Add the review after the tasks that no other task of the phase waits for."""
         if review is None:
             return
         badges = ("REVIEW", "CP") if review.on_critical_path else ("REVIEW",)
@@ -233,7 +221,6 @@ class _Maker:
     # A manager.
 
     def add_manager(self) -> None:
-        """Add the manager, its workers, and its tasks."""
         manager = next((task for task in self.dag.tasks if task.key == MANAGER_KEY), None)
         tasks = [task for task in self.dag.tasks if task is not manager]
         if tasks:
@@ -262,7 +249,7 @@ def _kind(task: DagTaskNode) -> str:
 
 
 def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
-    """Return the edges to a state on the depth-first path to their source, from the start in declared order."""
+    """Return the edges to a state on the depth-first path to their source, in declared order."""
     leaving: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
     for edge in dag.graph_edges:
         leaving[edge.from_state_id].append(edge.to_state_id)
@@ -288,7 +275,7 @@ def _back_edges(dag: DagModel) -> set[tuple[str, str]]:
 
 
 def _ranks(dag: DagModel, back: set[tuple[str, str]]) -> Mapping[str, int]:
-    """Return the longest path to each state, in steps without back edges."""
+    """Return the longest path to each state without back edges."""
     waits_for: dict[str, list[str]] = {task.id: [] for task in dag.tasks}
     for edge in dag.graph_edges:
         ends = (edge.from_state_id, edge.to_state_id)
@@ -300,14 +287,12 @@ def _ranks(dag: DagModel, back: set[tuple[str, str]]) -> Mapping[str, int]:
     return ranks
 
 
-#: Name of a function without a name.
 _NAMELESS = "<lambda>"
-#: Titles of nodes without a task or a named function.
 _TITLES = {"map": "items", "reduce": "groups", "final-reduce": "the last group", "direct": "all items at once"}
 
 
 def map_reduce_flow(definition: MapDefinition) -> Flow:
-    """Return the graph of a map-reduce before its run: one node for each kind of task."""
+    """Return a graph with one node for each kind of task, before the run."""
     count = definition.item_source.count
     nodes = [_side(definition, "map", "map", count=count)]
     if not isinstance(definition, MapReduceDefinition):
@@ -333,7 +318,6 @@ def _side(definition: MapDefinition, side: str, kind: str, *, count: int | None 
 
 
 def tally_flow(levels: Sequence[LevelTally]) -> Flow:
-    """Return the graph of a run's counts by level, lowest level first."""
     nodes: list[FlowNode] = []
     for tally in levels:
         running = max(0, tally.total - tally.done - tally.failed)

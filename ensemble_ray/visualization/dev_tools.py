@@ -1,13 +1,9 @@
-"""Write graphs of teams and traces of runs to files for a viewer, and read them back.
-
-The names of exported files contain the time (UTC), and no export overwrites a file.
-"""
+"""Graphs of teams and traces of runs as files for a viewer. No export overwrites a file."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,13 +28,13 @@ from ensemble_ray.visualization.rendering import render_mermaid, render_svg
 
 V = TypeVar("V", bound=Value)
 
-#: States of a run whose open tasks are still in progress. In others they were interrupted.
+#: Their open tasks are in progress; in other states they were interrupted.
 _IN_PROGRESS = frozenset({"running", "waiting"})
 _PICTURES = frozenset({".svg", ".mmd"})
 
 
 def parse_file(kind: type[V], text: str | bytes, *, name: str) -> V:
-    """Return the graph or trace in the JSON text of a file (S-VIZ-70). `name` is its name in errors."""
+    """`name` is the file's name in errors (S-VIZ-70)."""
     try:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
@@ -48,7 +44,7 @@ def parse_file(kind: type[V], text: str | bytes, *, name: str) -> V:
 def trace_steps(trace: ExecutionTrace, plan: Plan | None = None) -> list[FlowNode]:
     """Return the steps of a run in the order of their start, for `ran_flow`.
 
-    Names of tasks outside of units come from the plan of the run, if a trace lacks them. Otherwise they are numbered.
+    A trace may lack the names of tasks outside of units: they come from the plan, or are numbered.
     """
     failed = {(error.agent_role, error.task_description) for error in trace.errors}
     keys: dict[tuple[str, str], deque[str]] = {}
@@ -85,7 +81,6 @@ def _step(name: str, task: TaskTrace, *, is_failed: bool) -> FlowNode:
 
 
 def _delegated_steps(delegating: str, task: TaskTrace) -> Iterator[FlowNode]:
-    """Yield the delegated work of a task, and of its workers in turn."""
     for number, each in enumerate(task.delegations):
         name = delegated_instance(effect_name(delegating, 0, number))
         yield FlowNode(
@@ -125,10 +120,9 @@ class EnsembleDevTools:
         Raises:
             ValueError: The team is empty, or there is no folder.
             NotImplementedError: The map-reduce creates its tasks during the run.
-            OSError: The file cannot be written.
         """
         dag = DagExporter.build(ensemble)
-        return _write(_folder(output_dir), "ensemble-dag", "dag.json", utc_now(), dag.to_json)
+        return _write(output_dir, "ensemble-dag", "dag.json", dag.to_json)
 
     @staticmethod
     def export_trace(output: EnsembleOutput, output_dir: str | Path) -> Path:
@@ -137,20 +131,15 @@ class EnsembleDevTools:
         Raises:
             ValueError: There is no output, or no folder.
             IllegalStateError: The output has no trace.
-            OSError: The file cannot be written.
         """
         trace = _trace_of(output)
-        return _write(_folder(output_dir), "ensemble-trace", "trace.json", utc_now(), trace.to_json)
+        return _write(output_dir, "ensemble-trace", "trace.json", trace.to_json)
 
     @classmethod
     def export(
         cls, ensemble: EnsembleDefinition | MapDefinition | Graph, output: EnsembleOutput, output_dir: str | Path
     ) -> DevToolsExport:
-        """Write both files. If an argument is invalid, neither is written.
-
-        Raises:
-            ValueError, IllegalStateError, NotImplementedError, OSError: See `export_dag` and `export_trace`.
-        """
+        """Write both files. If an argument is invalid, neither is written; see `export_dag` and `export_trace` for errors."""
         DagExporter.build(ensemble)
         _trace_of(output)
         dag_path = cls.export_dag(ensemble, output_dir)
@@ -167,13 +156,12 @@ class EnsembleDevTools:
 
         Args:
             source: A team, a graph, or `output.trace`.
-            path: The file: `.svg` is a picture, `.mmd` a Mermaid flowchart. Its folders are created.
+            path: `.svg` is a picture, `.mmd` a Mermaid flowchart. Folders are created.
             plan: Plan of the run in the trace, `team.plan(inputs)`, which contains the dependencies of tasks.
 
         Raises:
             ValueError: The extension is unknown, or the source is empty.
             IllegalStateError: The layout package is not installed.
-            OSError: The file cannot be written.
         """
         target = Path(path)
         if target.suffix not in _PICTURES:
@@ -184,9 +172,8 @@ class EnsembleDevTools:
             flow = map_reduce_flow(source)
         else:
             flow = dag_flow(DagExporter.build(source))
-        text = (
-            render_mermaid(flow) if target.suffix == ".mmd" else render_svg(flow, place_flow(flow), title=target.stem)
-        )
+        is_text = target.suffix == ".mmd"
+        text = render_mermaid(flow) if is_text else render_svg(flow, place_flow(flow), title=target.stem)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
         return target
@@ -200,17 +187,13 @@ def _trace_of(output: EnsembleOutput | None) -> ExecutionTrace:
     return output.trace
 
 
-def _folder(output_dir: str | Path | None) -> Path:
+def _write(output_dir: str | Path | None, name: str, ending: str, make_text: Callable[[], str]) -> Path:
+    """Write a new file. A second one in the same second gets a number."""
     if output_dir is None:
         raise ValueError("output_dir must not be None")
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _write(folder: Path, name: str, ending: str, at: datetime, make_text: Callable[[], str]) -> Path:
-    """Write a new file. A second one in the same second gets a number."""
-    stem, text = f"{name}-{at:%Y%m%d-%H%M%S}", make_text()
+    stem, text = f"{name}-{utc_now():%Y%m%d-%H%M%S}", make_text()
     path, number = folder / f"{stem}.{ending}", 1
     while True:
         try:

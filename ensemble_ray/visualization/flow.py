@@ -1,14 +1,11 @@
-"""Graphs to draw: nodes, edges and groups, their layout, and both as JSON data. Pure.
-
-`declared` builds a flow of a plan, `ran` of the steps of a run. Large flows are folded.
-"""
+"""Graphs to draw, their layout, and both as JSON data. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from os.path import commonprefix
 from typing import Literal
 
 from ensemble_ray.values.messages import JsonValue
@@ -17,43 +14,31 @@ from ensemble_ray.visualization.layout import Box, EdgeLine, Frame, Layout, Rect
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
 
-#: Size of a node, px.
-_WIDTH, _HEIGHT = 208.0, 72.0
-#: Sizes of edge labels: width of a letter, longest label in letters, height.
-_LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0
+_WIDTH, _HEIGHT = 208.0, 72.0  # px
+_LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0  # width of a letter, longest label in letters, height
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowNode:
-    """A declared task, or a step of a run. `ran_flow` adds the rank, the group and the badges of a step."""
+    """A declared task, or a step of a run."""
 
-    #: key of the plan's node, such as `writer`, or a step, such as `loop:refine#0/writer#0`
-    id: str
-    #: `task`, `handler`, `manager`, `delegation`, `map`, `reduce`, `final-reduce`, `direct`, `state` or `end`
-    kind: str
-    #: one line, not shortened
+    id: str  # key of the plan's node, such as `writer`, or a step, such as `loop:refine#0/writer#0`
+    kind: str  # `task`, `handler`, `manager`, `delegation`, `map`, `reduce`, `final-reduce`, `direct`, `state` or `end`
     title: str
     agent: str = ""
-    #: longest path to it, in nodes; in a map-reduce its level
-    level: int | None = None
-    #: order for the folding of large graphs
+    level: int | None = None  # longest path to it, or level of a map-reduce
     rank: int = 0
     is_critical: bool = False
     group: str | None = None
-    #: keys or steps in a folded node; empty: not folded
-    folded: tuple[str, ...] = ()
-    #: status of a step
+    folded: tuple[str, ...] = ()  # keys or steps in a folded node
     status: str | None = None
-    #: number of steps by status in a folded node of a run
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: short words on it: `L0`, `CP`, `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `STATE`, `END`
-    badges: tuple[str, ...] = ()
-    #: number of its tasks, if they are not in `folded`
-    count: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])  # steps of a folded node by status
+    badges: tuple[str, ...] = ()  # `L0`, `CP`, `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `STATE`, `END`
+    count: int | None = None  # tasks that are not in `folded`
 
     @property
     def shown_count(self) -> int | None:
-        """Number of its tasks; None: it is a single one."""
+        """Number of tasks; None: a single one."""
         return self.count if self.count is not None or not self.folded else len(self.folded)
 
 
@@ -61,25 +46,18 @@ class FlowNode:
 class FlowEdge:
     source: str
     target: str
-    #: `unconditional`: only the order of work; drawn dashed
-    kind: EdgeKind = "dependency"
+    kind: EdgeKind = "dependency"  # `unconditional`: only the order of work
     label: str | None = None
     is_critical: bool = False
-    #: whether the run followed this edge of a graph; None: unknown
-    fired: bool | None = None
-    #: whether it points back
+    fired: bool | None = None  # whether the run followed it; None: unknown
     is_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowGroup:
-    """A frame around nodes and other groups."""
-
-    #: key of the unit, such as `loop:refine`, or path of its execution, such as `loop:refine#1`
-    id: str
+    id: str  # key of the unit, such as `loop:refine`, or path of its execution, such as `loop:refine#1`
     kind: GroupKind
-    #: `LOOP ≤5 refine`
-    title: str
+    title: str  # `LOOP ≤5 refine`
     parent: str | None = None
 
 
@@ -87,10 +65,8 @@ class FlowGroup:
 class Flow:
     nodes: tuple[FlowNode, ...]
     edges: tuple[FlowEdge, ...] = ()
-    #: each follows its parent and contains a node
-    groups: tuple[FlowGroup, ...] = ()
+    groups: tuple[FlowGroup, ...] = ()  # each follows its parent and contains a node
     mode: Literal["dag", "graph"] = "dag"
-    #: ids, from the first to the last
     critical_path: tuple[str, ...] = ()
 
 
@@ -113,12 +89,9 @@ def place_flow(flow: Flow) -> Layout:
 def flow_data(
     flow: Flow, layout: Layout, steps: Mapping[str, Sequence[tuple[str, str]]] | None = None
 ) -> dict[str, JsonValue]:
-    """Return a graph with its layout as JSON data for pages (S-VIZ-81). `Flow` in `page/js/types.js` describes it.
+    """Return a graph as JSON data (S-VIZ-81), described by `Flow` in `page/js/types.js`.
 
-    Args:
-        flow: The graph.
-        layout: Its layout.
-        steps: Steps and statuses by the key of a declared node; None: the graph is of a run and contains them.
+    `steps` has steps and statuses by the key of a declared node; None: the graph is of a run and contains them.
     """
     return {
         "width": layout.width,
@@ -175,43 +148,28 @@ def _place_data(place: Rect) -> dict[str, JsonValue]:
     return {"x": place.x, "y": place.y, "w": place.width, "h": place.height}
 
 
-#: Limits of the nodes of one level that are shown individually, tried in order until the graph is small enough.
-_MOST_OF_LEVELS = (40, 20, 10, 5, 1)
-#: Limits of a shown graph. A layout with so many edges takes up to 0.3 s.
-_MAX_NODES, _MAX_EDGES = 1000, 600
-#: Numbers of levels that become one node if a graph is still too large.
-_BANDS = (4, 16, 64, 256, 1024, 4096, 16384, 65536)
-#: Shortest common prefix of titles that replaces them.
-_SHORTEST_PREFIX = 8
+_MOST_OF_LEVELS = (40, 20, 10, 5, 1)  # nodes of one level that are shown individually, tried in order
+_MAX_NODES, _MAX_EDGES = 1000, 600  # a layout with so many edges takes up to 0.3 s
+_BANDS = (4, 16, 64, 256, 1024, 4096, 16384, 65536)  # levels that become one node if a graph is still too large
+_SHORTEST_PREFIX = 8  # shortest common prefix that replaces titles
 
 
 def fold_flow(flow: Flow) -> Flow:
     """Fold levels until the graph is small enough to show (S-VIZ-83)."""
     folded = flow
-    for most in _MOST_OF_LEVELS:
-        folded = _fold(flow, lambda node: (node.group, node.rank, node.kind), most)
-        if _is_small(folded):
-            return folded
-    for width in _BANDS:  # the end of a graph stays
-        folded = _fold(flow, partial(_band, width), 1)
-        if _is_small(folded):
+    for most, width in (*((most, 0) for most in _MOST_OF_LEVELS), *((1, width) for width in _BANDS)):
+        folded = _fold(flow, most, width)
+        if len(folded.nodes) <= _MAX_NODES and len(folded.edges) <= _MAX_EDGES:
             break
     return folded
 
 
-def _is_small(flow: Flow) -> bool:
-    return len(flow.nodes) <= _MAX_NODES and len(flow.edges) <= _MAX_EDGES
-
-
-def _band(width: int, node: FlowNode) -> Hashable:
-    return node.group, node.kind == "end", node.rank // width
-
-
-def _fold(flow: Flow, place_of: Callable[[FlowNode], Hashable], most: int) -> Flow:
-    """Merge the nodes of each place with more than `most` nodes."""
+def _fold(flow: Flow, most: int, width: int) -> Flow:
+    """Merge the nodes of each place with more than `most` nodes. A place is `width` levels; 0: one kind of a level."""
     places: dict[Hashable, list[FlowNode]] = {}
-    for node in flow.nodes:
-        places.setdefault(place_of(node), []).append(node)
+    for node in flow.nodes:  # the end of a graph stays
+        kind, rank = (node.kind == "end", node.rank // width) if width else (node.kind, node.rank)
+        places.setdefault((node.group, kind, rank), []).append(node)
     nodes: list[FlowNode] = []
     new_ids: dict[str, str] = {}
     for found in places.values():
@@ -236,10 +194,15 @@ def _merge(nodes: Sequence[FlowNode]) -> FlowNode:
     kinds = {node.kind for node in nodes}
     agents = {node.agent for node in nodes}
     statuses = Counter(node.status for node in nodes if node.status is not None)
+    title, shared = first.title, commonprefix([node.title for node in nodes])  # noqa: RUF071  titles are no paths
+    if len(shared) < _SHORTEST_PREFIX:
+        title = f"{title}, and {len(nodes) - 1} more"
+    elif shared != title:
+        title = f"{shared.rstrip()}…"
     return FlowNode(
         id=f"{first.id}..{nodes[-1].id}",
         kind=first.kind if len(kinds) == 1 else "task",
-        title=_common_title([node.title for node in nodes]),
+        title=title,
         agent=first.agent if len(agents) == 1 else f"{len(agents)} agents",
         level=first.level,
         rank=first.rank,
@@ -251,18 +214,8 @@ def _merge(nodes: Sequence[FlowNode]) -> FlowNode:
     )
 
 
-def _common_title(titles: Sequence[str]) -> str:
-    """Return the common prefix of titles, or the first one and the number of others."""
-    lowest, highest = min(titles), max(titles)
-    differs = (position for position, (a, b) in enumerate(zip(lowest, highest, strict=False)) if a != b)
-    shared = lowest[: next(differs, len(lowest))]
-    if len(shared) >= _SHORTEST_PREFIX:
-        return f"{shared.rstrip()}…" if shared != titles[0] else shared
-    return f"{titles[0]}, and {len(titles) - 1} more"
-
-
 def _merge_edges(edges: Iterable[FlowEdge], new_ids: Mapping[str, str]) -> tuple[FlowEdge, ...]:
-    """Return the edges between the merged nodes without duplicates, and without those inside a merged node."""
+    """Drop duplicate edges and those inside a merged node."""
     found: dict[tuple[str, str, str, str | None], FlowEdge] = {}
     for edge in edges:
         source, target = new_ids.get(edge.source, edge.source), new_ids.get(edge.target, edge.target)

@@ -1,4 +1,4 @@
-"""Layered layout of a graph: rectangles for nodes and frames, and routes of lines, in pixels. Pure and deterministic."""
+"""Layered layout of a graph, in pixels. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any, Literal
 
 from ensemble_ray.errors import IllegalStateError
 
-#: Direction in which layers follow each other.
 Direction = Literal["down", "right"]
 Point = tuple[float, float]
 
-#: Margin of the drawing, and padding inside frames.
 _MARGIN = 16.0
 _PADDING = 16.0
-#: Height of a frame's title.
 _HEADER = 28.0
-#: With more lines the engine spends less effort on crossings: 100 lines take up to 0.1 s, 300 would take a second. It holds
-#: the interpreter's lock meanwhile.
+#: With more lines the engine spends less effort: 300 would take a second, during which it holds the interpreter's lock.
 _CAREFUL_LINES = 100
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
@@ -29,14 +25,12 @@ class Box:
     id: str
     width: float
     height: float
-    #: its frame
     frame: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     id: str
-    #: its outer frame
     parent: str | None = None
 
 
@@ -44,10 +38,8 @@ class Frame:
 class EdgeLine:
     source: str
     target: str
-    #: width and height of its label
-    label_size: tuple[float, float] | None = None
-    #: whether it points against the order of layers, like the back edge of a loop
-    is_back: bool = False
+    label_size: tuple[float, float] | None = None  # width and height
+    is_back: bool = False  # whether it points against the order of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +52,15 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    #: from border to border; each segment is horizontal or vertical
-    points: tuple[Point, ...]
-    #: centre of its label, if it has one
-    label_at: Point | None = None
+    points: tuple[Point, ...]  # from border to border; each segment is horizontal or vertical
+    label_at: Point | None = None  # centre of its label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     width: float
     height: float
-    #: rectangles of boxes and frames by id
-    places: Mapping[str, Rect]
-    #: in the order of the lines
+    places: Mapping[str, Rect]  # boxes and frames by id
     routes: tuple[Route, ...]
 
 
@@ -81,11 +69,7 @@ def lay_out(
 ) -> Layout:
     """Return a layout in which lines lead from layer to layer with few crossings (S-VIZ-80).
 
-    Args:
-        boxes: The nodes, in their preferred order within a layer.
-        lines: Lines between boxes and frames.
-        frames: The frames; each follows its outer frame.
-        direction: Direction of the layers.
+    Frames follow their outer frames; boxes are in their preferred order within a layer.
 
     Raises:
         IllegalStateError: The layout package is not installed.
@@ -102,7 +86,10 @@ def lay_out(
     engine: Any = graphlay
     drawn = engine.layout(_graph_of(boxes, lines, frames), options=_options(direction, len(lines)))
     names = [*(frame.id for frame in frames), *(box.id for box in boxes)]
-    raw_places = {name: _rect(node) for name, node in zip(names, drawn.nodes, strict=True)}
+    raw_places: dict[str, Rect] = {}
+    for name, node in zip(names, drawn.nodes, strict=True):
+        centre, width, height = node["center"], node["size"]["width"], node["size"]["height"]
+        raw_places[name] = Rect(centre["x"] - width / 2, centre["y"] - height / 2, width, height)
     framed = {frame.id for frame in frames}
     routes = [
         _route(edge, line, *(raw_places[end] if end in framed else None for end in (line.source, line.target)))
@@ -113,7 +100,7 @@ def lay_out(
 
 
 def _graph_of(boxes: Sequence[Box], lines: Sequence[EdgeLine], frames: Sequence[Frame]) -> dict[str, object]:
-    """Return the graph as input of the engine. Frames are nodes that other nodes name as their parent."""
+    """Frames are nodes that other nodes name as their parent."""
     nodes: list[dict[str, object]] = []
     known: dict[str, int] = {}
 
@@ -161,13 +148,8 @@ def _options(direction: Direction, line_count: int) -> dict[str, object]:
     }
 
 
-def _rect(node: Mapping[str, Any]) -> Rect:
-    width, height = node["size"]["width"], node["size"]["height"]
-    return Rect(node["center"]["x"] - width / 2, node["center"]["y"] - height / 2, width, height)
-
-
 def _route(edge: Mapping[str, Any], line: EdgeLine, source: Rect | None, target: Rect | None) -> Route:
-    """Return a route, cut at the upper borders of its frames: the engine continues lines below the title of a frame."""
+    """Cut a route at the upper borders of its frames: the engine continues lines below the title of a frame."""
     points = [(point["x"], point["y"]) for point in edge["points"]]
     for end, beside, frame in ((0, 1, source), (-1, -2, target)):
         if frame is not None and len(points) > 1:
@@ -210,7 +192,6 @@ def _with_titles(
 
 
 def _move(places: Mapping[str, Rect], routes: Sequence[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
-    """Move the drawing so that its upper left corner with the margin is at 0."""
     points = [point for route in routes for point in route.points]
     for place in places.values():
         points += [(place.x, place.y), (place.x + place.width, place.y + place.height)]

@@ -1,13 +1,10 @@
-"""The graph of a run, as a `Flow`. Pure.
-
-Nodes have the ids of the steps.
+"""The graph of a run, as a `Flow` whose nodes have the ids of the steps. Pure.
 
 1. Each execution of a task is a node. Executions of a loop or phase are frames inside the frame of their unit; a single one
    is the frame itself. Of many executions the first and last ones are shown, and one node replaces the others.
-2. Inside a frame, and outside of all, the dependencies of the plan are edges; in a sequential one each step precedes the next.
+2. Dependencies of the plan are edges inside a frame; in a sequential one each step precedes the next.
 3. Each step of a graph is connected with the newest earlier step whose state has an edge to its state.
 4. Without a plan, the levels of a map-reduce are frames, each connected with the next.
-5. A delegating step is connected with the delegated one.
 """
 
 from __future__ import annotations
@@ -22,18 +19,15 @@ from ensemble_ray.values.ids import delegating_call, key_of, node_key
 from ensemble_ray.visualization.declared import title_of, tree_badges
 from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind, fold_flow
 
-#: Kinds of steps that contain other steps, and statuses before the start.
 _CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})
 _NOT_BEGUN = frozenset({"pending", "ready"})
 #: If a unit has more executions than the first number, the second is shown at the beginning and at the end.
 _MAX_EXECUTIONS, _SHOWN_OF_MANY = 12, 3
 _SEQUENTIAL = "sequential"
-#: Name of an execution of a unit.
 _EXECUTION_WORDS: Mapping[GroupKind, str] = {"loop": "iteration", "phase": "attempt", "graph": "step"}
 
 
 def ran_flow(steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: str = "") -> Flow:
-    """Return the graph of a run (S-VIZ-84), folded if it is too large."""
     leaves = [step for step in steps if step.kind not in _CONTAINERS and step.status not in _NOT_BEGUN]
     maker = _Maker(_Rules(plan, workflow))
     root = _Scope(path="")
@@ -44,8 +38,6 @@ def ran_flow(steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: s
 
 
 class _Rules:
-    """The order of steps according to the plan."""
-
     def __init__(self, plan: Plan | None, workflow: str) -> None:
         units = () if plan is None else plan.units
         self.waits_for: dict[str, Sequence[str]] = {} if plan is None else {n.key: n.context for n in plan.nodes}
@@ -68,28 +60,26 @@ class _Rules:
                     self._sequential.discard("")
 
     def is_sequential(self, path: str) -> bool:
-        """Return whether the steps in an execution run one by one; "": outside of all."""
+        """Whether steps run one by one; "": outside of all units."""
         key = node_key(path)
         return key in self._sequential or key.startswith("loop:")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Scope:
-    """An execution of a unit, or the part of a run outside of all units."""
+    """An execution of a unit, or the part outside of all units."""
 
     path: str
-    #: steps, and units by their paths without occurrence, in the order of their start
+    #: steps, and units by their paths without occurrence
     members: dict[str, FlowNode | _Unit] = field(default_factory=dict[str, "FlowNode | _Unit"])
 
 
 @dataclass(slots=True, kw_only=True)
 class _Unit:
-    #: `loop:refine`, or `graph:triage#3/loop:refine`
-    path: str
+    path: str  # `loop:refine`, or `graph:triage#3/loop:refine`
     executions: dict[str, _Scope] = field(default_factory=dict[str, _Scope])
 
     def steps(self) -> Iterable[FlowNode]:
-        """Yield the steps in it at any depth."""
         for scope in self.executions.values():
             for member in scope.members.values():
                 if isinstance(member, FlowNode):
@@ -100,14 +90,11 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Maker:
-    """Collects nodes, edges and groups."""
-
     rules: _Rules
     nodes: list[FlowNode] = field(default_factory=list[FlowNode])
     edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
     groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
-    #: delegated steps by their delegating step
-    _delegated: dict[str, list[FlowNode]] = field(default_factory=dict[str, list[FlowNode]])
+    _delegated: dict[str, list[FlowNode]] = field(default_factory=dict[str, list[FlowNode]])  # by their delegating step
 
     def insert(self, step: FlowNode, root: _Scope) -> None:
         call = delegating_call(step.id)
@@ -126,7 +113,7 @@ class _Maker:
         scope.members[step.id] = step
 
     def add(self, scope: _Scope, group: str | None) -> list[str]:
-        """Add the content of an execution; return the ids of its nodes and frames in order."""
+        """Add the content of an execution; return the ids of its nodes and frames."""
         members = scope.members
         if not self.rules.has_plan and any(
             isinstance(each, FlowNode) and each.level is not None for each in members.values()
@@ -168,7 +155,7 @@ class _Maker:
             self.edges.append(FlowEdge(source=step.id, target=worker.id, kind="delegation"))
 
     def _add_levels(self, steps: Sequence[FlowNode]) -> list[str]:
-        """Add the frames of map-reduce levels (rule 4)."""
+        """Add map-reduce levels (rule 4)."""
         levels: dict[int, list[FlowNode]] = {}
         for step in steps:
             levels.setdefault(step.level or 0, []).append(step)
@@ -184,13 +171,17 @@ class _Maker:
     # Units.
 
     def _add_unit(self, unit: _Unit, group: str | None, *, rank: int) -> str:
-        """Add a unit; return the id of its frame."""
+        """Return the id of the unit's frame."""
         graph = self.rules.graphs.get(node_key(f"{unit.path}#0"))
-        kind = _group_kind(unit.path)
+        what, _, name = _key(unit.path).partition(":")
+        kind: GroupKind = "phase" if what == "phase" else "graph" if what == "graph" else "loop"
         scopes = list(unit.executions.values())
         is_single = len(scopes) == 1 and graph is None
         frame = scopes[0].path if is_single else unit.path
-        self.groups.append(FlowGroup(id=frame, kind=kind, title=self._title(unit), parent=group))
+        title = f"{kind.upper()} {title_of(name)}"
+        if (loop := self.rules.loops.get(_key(unit.path))) is not None:
+            title = f"LOOP {title_of(loop.name)}, {len(scopes)} of {loop.max_iterations}"
+        self.groups.append(FlowGroup(id=frame, kind=kind, title=title, parent=group))
         if graph is not None:
             self._add_states(scopes, frame, graph)
         elif is_single:
@@ -199,15 +190,8 @@ class _Maker:
             self._add_executions(unit, scopes, frame, kind, rank=rank)
         return frame
 
-    def _title(self, unit: _Unit) -> str:
-        name = _key(unit.path).partition(":")[2]
-        count = len(unit.executions)
-        if (loop := self.rules.loops.get(_key(unit.path))) is not None:
-            return f"LOOP {title_of(loop.name)}, {count} of {loop.max_iterations}"
-        return f"{_group_kind(unit.path).upper()} {title_of(name)}"
-
     def _add_executions(self, unit: _Unit, scopes: Sequence[_Scope], frame: str, kind: GroupKind, *, rank: int) -> None:
-        """Add the executions of a unit (rule 1)."""
+        """Follow rule 1."""
         word = _EXECUTION_WORDS[kind]
         is_long = len(scopes) > _MAX_EXECUTIONS
         first, last = (_SHOWN_OF_MANY, len(scopes) - _SHOWN_OF_MANY) if is_long else (len(scopes), len(scopes))
@@ -225,7 +209,6 @@ class _Maker:
         self.edges += [FlowEdge(source=source, target=target, kind=way) for source, target in pairwise(names)]
 
     def _add_between(self, unit: _Unit, frame: str, title: str, *, rank: int) -> str:
-        """Add the node that replaces executions."""
         steps = list(unit.steps())
         self.nodes.append(
             FlowNode(
@@ -243,7 +226,7 @@ class _Maker:
     # Graphs.
 
     def _add_states(self, scopes: Sequence[_Scope], frame: str, graph: GraphUnit) -> None:
-        """Add the steps of a graph and connect them (rule 3)."""
+        """Follow rule 3."""
         states = {state.member: state.name for state in graph.states}
         visits: list[tuple[str, str]] = []
         for number, scope in enumerate(scopes, start=1):
@@ -281,11 +264,6 @@ def _key(path: str) -> str:
     """Return the key in an instance, or in the path of a unit, which has no occurrence at its end."""
     last = path.rpartition("/")[2]
     return last.rpartition("#")[0] if "#" in last else last
-
-
-def _group_kind(path: str) -> GroupKind:
-    kind = _key(path).partition(":")[0]
-    return "phase" if kind == "phase" else "graph" if kind == "graph" else "loop"
 
 
 def _ranks(members: Mapping[str, FlowNode | _Unit], rules: _Rules, *, is_sequential: bool) -> Mapping[str, int]:

@@ -1,27 +1,22 @@
-"""Render a graph as SVG, for light and dark pages and without scripts, or as a Mermaid flowchart. Pure.
+"""Render a graph as SVG without scripts, for light and dark pages, or as a Mermaid flowchart. Pure.
 
-Foreign texts are escaped and shortened; in SVG the whole text is a tooltip. The SVG loads no other files.
+Foreign texts are escaped and shortened; in SVG the whole text is a tooltip.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from xml.sax.saxutils import escape, quoteattr
 
-from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowGroup, FlowNode
+from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowNode
 from ensemble_ray.visualization.layout import Layout, Point, Rect, Route
 
-#: Number of role colours, which are assigned in order and repeated.
-_ROLES = 8
-#: Average width of a letter in titles and in small text, px.
-_LETTER, _SMALL_LETTER = 7.7, 6.0
-#: Padding of a node, radius of its corners, and radius of the bends of lines.
+_ROLES = 8  # role colours
+_LETTER, _SMALL_LETTER = 7.7, 6.0  # average width of a letter in titles and in small text, px
 _INSET, _RADIUS, _BEND = 14.0, 8.0, 7.0
-#: Distance between the cards of a folded node.
 _STACK = 4.0
-#: Longest label of an edge.
 _MAX_LABEL = 28
 
 _STYLE = """
@@ -49,19 +44,46 @@ _TIPS = "".join(
     f'<path class="{classes}" d="M0 .8 7.4 4 0 7.2z"/></marker>'
     for name, classes in (("tip", "tip"), ("hot-tip", "tip hot"))
 )
-#: Longest line of a Mermaid label.
 _LINE = 60
 _ARROWS = {"dependency": "-->", "conditional": "-->", "unconditional": "-.->", "delegation": "==>", "loop": "-.->"}
 _SAFE = frozenset(" .,:!?+*/()=≤→…-_")
 
 
 def render_svg(flow: Flow, layout: Layout, *, title: str) -> str:
-    """Return the text of an SVG file (S-VIZ-85). Screen readers read the title."""
-    return "\n".join([*_svg_lines(flow, layout, title), ""])
+    width, height = (_number(max(1.0, each)) for each in (layout.width, layout.height))
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label={quoteattr(title)}>',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style>",
+        f"<defs>{_TIPS}</defs>",
+        '<rect class="paper" width="100%" height="100%"/>',
+    ]
+    for group in flow.groups:
+        place = layout.places[group.id]
+        shown = _fitting(group.title, place.width - 2 * _INSET, _SMALL_LETTER)
+        lines.append(
+            f"<g><title>{escape(group.title)}</title>{_rect('frame', place, _RADIUS)}"
+            f'<text class="b" x="{_number(place.x + _INSET)}" y="{_number(place.y + 18)}">{escape(shown)}</text></g>'
+        )
+    lines += [_edge(edge, route) for edge, route in zip(flow.edges, layout.routes, strict=True)]
+    agents = dict.fromkeys(node.agent for node in flow.nodes if node.agent)
+    roles = {role: position % _ROLES for position, role in enumerate(agents)}
+    for node in flow.nodes:
+        lines += _node(node, layout.places[node.id], roles.get(node.agent))
+    for edge, route in zip(flow.edges, layout.routes, strict=True):
+        if edge.label and route.label_at is not None:
+            shown = edge.label if len(edge.label) <= _MAX_LABEL else f"{edge.label[: _MAX_LABEL - 1]}…"
+            x, y = _number(route.label_at[0]), _number(route.label_at[1] + 3.5)
+            off = " off" if edge.fired is False else ""
+            lines.append(
+                f'<text class="l{off}" x="{x}" y="{y}" text-anchor="middle">'
+                f"<title>{escape(edge.label)}</title>{escape(shown)}</text>"
+            )
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def render_mermaid(flow: Flow) -> str:
-    """Return the text of a Mermaid flowchart (S-VIZ-86)."""
     names = {each.id: f"n{position}" for position, each in enumerate(flow.nodes)}
     names |= {each.id: f"g{position}" for position, each in enumerate(flow.groups)}
     lines = ["flowchart TB", *_members(flow, names, None, 1)]
@@ -76,39 +98,6 @@ def render_mermaid(flow: Flow) -> str:
     return "\n".join([*lines, ""])
 
 
-def _svg_lines(flow: Flow, layout: Layout, title: str) -> Iterator[str]:
-    width, height = (_number(max(1.0, each)) for each in (layout.width, layout.height))
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label={quoteattr(title)}>'
-    )
-    yield f"<title>{escape(title)}</title>"
-    yield f"<style>{_STYLE}</style>"
-    yield f"<defs>{_TIPS}</defs>"
-    yield '<rect class="paper" width="100%" height="100%"/>'
-    for group in flow.groups:
-        yield _frame(group, layout.places[group.id])
-    for edge, route in zip(flow.edges, layout.routes, strict=True):
-        yield _edge(edge, route)
-    roles = {
-        role: position % _ROLES for position, role in enumerate(dict.fromkeys(n.agent for n in flow.nodes if n.agent))
-    }
-    for node in flow.nodes:
-        yield from _node(node, layout.places[node.id], roles.get(node.agent))
-    for edge, route in zip(flow.edges, layout.routes, strict=True):
-        if edge.label and route.label_at is not None:
-            yield _label(edge, route.label_at)
-    yield "</svg>"
-
-
-def _frame(group: FlowGroup, place: Rect) -> str:
-    shown = _fitting(group.title, place.width - 2 * _INSET, _SMALL_LETTER)
-    return (
-        f"<g><title>{escape(group.title)}</title>{_rect('frame', place, _RADIUS)}"
-        f'<text class="b" x="{_number(place.x + _INSET)}" y="{_number(place.y + 18)}">{escape(shown)}</text></g>'
-    )
-
-
 def _edge(edge: FlowEdge, route: Route) -> str:
     classes = ["e"]
     if edge.kind in {"unconditional", "loop"}:
@@ -118,16 +107,12 @@ def _edge(edge: FlowEdge, route: Route) -> str:
     if edge.fired is False:
         classes.append("off")
     tip = "hot-tip" if edge.is_critical else "tip"
-    return f'<path class="{" ".join(classes)}" marker-end="url(#{tip})" d="{_path(route.points)}"/>'
-
-
-def _path(points: Sequence[Point]) -> str:
-    """Return a path with round corners."""
+    points = route.points
     parts = [f"M{_pair(points[0])}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         parts.append(f"L{_pair(_towards(corner, before))}Q{_pair(corner)} {_pair(_towards(corner, after))}")
-    parts.append(f"L{_pair(points[-1])}")
-    return "".join(parts)
+    path = "".join([*parts, f"L{_pair(points[-1])}"])
+    return f'<path class="{" ".join(classes)}" marker-end="url(#{tip})" d="{path}"/>'
 
 
 def _towards(corner: Point, other: Point) -> Point:
@@ -138,20 +123,14 @@ def _towards(corner: Point, other: Point) -> Point:
     return x + (other_x - x) * share, y + (other_y - y) * share
 
 
-def _label(edge: FlowEdge, at: Point) -> str:
-    text = edge.label or ""
-    shown = text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…"
-    x, y = at
-    off = " off" if edge.fired is False else ""
-    return (
-        f'<text class="l{off}" x="{_number(x)}" y="{_number(y + 3.5)}" text-anchor="middle">'
-        f"<title>{escape(text)}</title>{escape(shown)}</text>"
-    )
-
-
 def _node(node: FlowNode, place: Rect, role: int | None) -> Iterator[str]:
     critical = ' class="critical"' if node.is_critical else ""
-    yield f"<g{critical}><title>{escape(_tooltip(node))}</title>"
+    about = [node.title, node.agent, " ".join(node.badges), node.status or ""]
+    about += [f"{count} {status}" for status, count in node.counts.items()]
+    if node.shown_count is not None:
+        about.append(f"{node.shown_count:,} tasks")
+    tooltip = "\n".join(filter(None, about))
+    yield f"<g{critical}><title>{escape(tooltip)}</title>"
     if node.kind == "end":
         yield _rect("card", place, place.height / 2)
         middle = f'x="{_number(place.x + place.width / 2)}" y="{_number(place.y + place.height / 2 + 4)}"'
@@ -187,16 +166,8 @@ def _texts(node: FlowNode, place: Rect) -> Iterator[str]:
         yield f'<text class="s" x="{_number(left)}" y="{_number(bottom)}">{escape(shown)}</text>'
 
 
-def _tooltip(node: FlowNode) -> str:
-    parts = [node.title, node.agent, " ".join(node.badges), node.status or ""]
-    parts += [f"{count} {status}" for status, count in node.counts.items()]
-    if node.shown_count is not None:
-        parts.append(f"{node.shown_count:,} tasks")
-    return "\n".join(part for part in parts if part)
-
-
 def _wrap(text: str, room: float) -> list[str]:
-    """Split a text into at most two lines and shorten the last one."""
+    """Split a text into at most two lines."""
     if _width(text, _LETTER) <= room:
         return [text]
     first = ""
@@ -216,7 +187,6 @@ def _fitting(text: str, room: float, letter: float) -> str:
 
 
 def _prefix(text: str, room: float, letter: float) -> str:
-    """Return the longest prefix that fits."""
     used = 0.0
     for position, char in enumerate(text):
         used += _width(char, letter)

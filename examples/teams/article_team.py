@@ -1,4 +1,4 @@
-"""A team as `module:attribute`, for what a file cannot say: tasks that are made in a loop, handlers, types.
+"""A team as `module:attribute`, with tasks from a loop, handlers and types, which a file cannot have.
 
 cd examples/teams
 ensemble-ray plan article_team:team
@@ -16,13 +16,12 @@ QUESTIONS = ("What is it?", "Who needs it?", "What goes wrong with it?")
 
 
 def join(context: TaskHandlerContext) -> str:
-    """Join the answers under their questions."""
     pairs = zip(QUESTIONS, context.context_outputs, strict=True)
     return "\n\n".join(f"{question}\n{output.raw}" for question, output in pairs)
 
 
 def make_team(questions: Sequence[str] = QUESTIONS) -> Ensemble:
-    """One task for each question, and one that joins the answers."""
+    """Return one task per question, and one that joins the answers."""
     expert = Agent(role="Expert", goal="Answer in two sentences", llm="openai:gpt-4o-mini")
     answers = [
         Task(

@@ -1,4 +1,4 @@
-"""What `article.yaml` names as `article_tools:...`; modules beside a team file are found."""
+"""`article.yaml` refers to this module, which is beside it, as `article_tools:...`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ def word_count(text: str) -> int:
 
 
 def is_prose(given: GuardrailOutput) -> GuardrailResult:
-    """Refuse an article that has headings."""
     if any(line.startswith("#") for line in given.raw_response.splitlines()):
         return GuardrailResult.failure("the article has headings")
     return GuardrailResult.success()

@@ -1,1 +1,1 @@
-"""The commands. Each module has those of one subject."""
+"""The commands, by subject."""

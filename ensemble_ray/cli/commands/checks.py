@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import importlib.metadata
 import importlib.util
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
@@ -20,7 +22,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from ensemble_ray.cli.view.terminal import count_noun
-from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.errors import EnsembleError, RecordError, ValidationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.private_files import exposed_bits, private_ray_directory, token_file
@@ -31,8 +33,7 @@ State = Literal["ok", "note", "failed"]
 _GIGABYTE = 1_000_000_000
 _LITTLE_GIGABYTES, _TOO_LITTLE_GIGABYTES = 1.0, 0.05
 _ENDPOINT_TIMEOUT_S = 10.0
-#: A busy machine of two cores has been seen to take more than a minute.
-_RAY_TIMEOUT_S = 300.0
+_RAY_TIMEOUT_S = 300.0  # a busy machine of two cores has taken more than a minute
 _REFUSED = {401, 403}
 _SHOWN = 300
 _OLDEST_PYTHON = (3, 11)
@@ -43,7 +44,6 @@ class Finding:
     name: str
     state: State
     detail: str
-    #: what to do, or empty
     advice: str = ""
 
 
@@ -51,7 +51,6 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
-    """Return the checks, fast ones first."""
     checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
     if llm is not None:
         checks.append(lambda: check_model(llm))
@@ -65,8 +64,7 @@ def check_python() -> Iterator[Finding]:
     if sys.version_info >= _OLDEST_PYTHON:
         yield Finding("Python", "ok", detail)
     else:
-        wanted = ".".join(map(str, _OLDEST_PYTHON))
-        yield Finding("Python", "failed", detail, f"Install Python {wanted} or newer")
+        yield Finding("Python", "failed", detail, f"Install Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -74,15 +72,11 @@ def check_packages() -> Iterator[Finding]:
         required = importlib.metadata.requires("ensemble-ray") or []
         own = importlib.metadata.version("ensemble-ray")
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(
-            "Packages",
-            "failed",
-            "ensemble-ray runs, but is not installed in this environment",
-            "Install it: pip install . (worker processes on other machines need it too)",
-        )
+        detail = "ensemble-ray runs, but is not installed in this environment"
+        advice = "Install it: pip install . (worker processes on other machines need it too)"
+        yield Finding("Packages", "failed", detail, advice)
         return
-    found = [f"ensemble-ray {own}"]
-    wrong: list[str] = []
+    found, wrong = [f"ensemble-ray {own}"], list[str]()
     for requirement in required:
         parsed = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([\d.]+))?[^;]*(;.*)?$", requirement)
         if parsed is None or (parsed[3] and "extra" in parsed[3]):
@@ -115,8 +109,7 @@ def check_records() -> Iterator[Finding]:
             probe.flush()
         free = shutil.disk_usage(home).free / _GIGABYTE
     except OSError as error:
-        detail = f"{home} cannot be written: {error.strerror or error}"
-        yield Finding("Records", "failed", detail, advice)
+        yield Finding("Records", "failed", f"{home} cannot be written: {error.strerror or error}", advice)
         return
     detail = f"{home}, {free:.1f} GB free"
     if free < _TOO_LITTLE_GIGABYTES:
@@ -128,10 +121,7 @@ def check_records() -> Iterator[Finding]:
 
 
 def check_store() -> Iterator[Finding]:
-    """Check that the database of `ENSEMBLE_RAY_STORE` is usable. It creates no tables and shows no password."""
-    import asyncio
-
-    from ensemble_ray.errors import RecordError, ValidationError
+    """It creates no tables and shows no password."""
     from ensemble_ray.record.opening import store_at
     from ensemble_ray.record.stores import StoreAddress
 
@@ -156,30 +146,27 @@ def check_store() -> Iterator[Finding]:
 
 
 def check_embedded() -> Iterator[Finding]:
-    """Check the engine and the weights of the embedded model. It is an extra: its absence is only a note."""
+    """The embedded model is an extra: its absence is only a note."""
     from ensemble_ray.llm.local import find_weights
 
     if importlib.util.find_spec("xllamacpp") is None:
-        detail = "its engine is not installed"
-        yield Finding("Embedded model", "note", detail, "To have it: pip install 'ensemble-ray[local]'")
-    weights = find_weights()
-    if weights is None:
-        detail = "its weights are not installed"
-        yield Finding("Embedded model", "note", detail, "To have it: ensemble-ray models install")
+        advice = "To have it: pip install 'ensemble-ray[local]'"
+        yield Finding("Embedded model", "note", "its engine is not installed", advice)
+    if (weights := find_weights()) is None:
+        advice = "To have it: ensemble-ray models install"
+        yield Finding("Embedded model", "note", "its weights are not installed", advice)
     else:
         yield Finding("Embedded model", "ok", str(weights))
 
 
 def check_endpoint() -> Iterator[Finding]:
-    """Check that the endpoint of `openai:` models answers and accepts the key. It costs no tokens."""
-    from ensemble_ray.errors import ValidationError
+    """It costs no tokens."""
     from ensemble_ray.llm.openai import OpenAIChatModel
 
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not key and not os.environ.get("OPENAI_BASE_URL", "").strip():
-        detail = "not set up; only llm='local' works"
         advice = "To have it: export OPENAI_API_KEY=..., and OPENAI_BASE_URL=... for an endpoint of your own"
-        yield Finding("Endpoint", "note", detail, advice)
+        yield Finding("Endpoint", "note", "not set up; only llm='local' works", advice)
         return
     try:
         url = OpenAIChatModel("any").base_url.rstrip("/")
@@ -190,7 +177,7 @@ def check_endpoint() -> Iterator[Finding]:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: a key is only for its own endpoint."""
+    """A key is only for its own endpoint."""
 
     def redirect_request(self, *_: object, **__: object) -> None: ...
 
@@ -201,12 +188,8 @@ def _ask(url: str, key: str) -> Finding:
     shown = shown_url(url)
     parts = urlsplit(url)
     if key and parts.username is not None:
-        return Finding(
-            "Endpoint",
-            "failed",
-            f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
-            "Unset OPENAI_API_KEY, or remove the user from OPENAI_BASE_URL",
-        )
+        detail = f"{shown} has a user in its URL, and there is a key: a request can carry one of them"
+        return Finding("Endpoint", "failed", detail, "Unset OPENAI_API_KEY, or remove the user from OPENAI_BASE_URL")
     if flaw := header_flaw(key):
         advice = "Copy the key again, as one line of letters, digits and signs"
         return Finding("Endpoint", "failed", f"OPENAI_API_KEY {flaw}", advice)
@@ -222,47 +205,29 @@ def _ask(url: str, key: str) -> Finding:
     except urllib.error.HTTPError as error:
         with error:
             if error.code in _REFUSED:
-                return Finding(
-                    "Endpoint",
-                    "failed",
-                    f"{shown} refuses the {'key' if key else 'call without a key'} (HTTP {error.code})",
-                    "Set OPENAI_API_KEY to a key of that endpoint",
-                )
-            return Finding(
-                "Endpoint",
-                "note",
-                f"{shown} answers, but lists no models (HTTP {error.code})",
-                "Check a model: ensemble-ray doctor --llm openai:MODEL",
-            )
+                detail = f"{shown} refuses the {'key' if key else 'call without a key'} (HTTP {error.code})"
+                return Finding("Endpoint", "failed", detail, "Set OPENAI_API_KEY to a key of that endpoint")
+            detail = f"{shown} answers, but lists no models (HTTP {error.code})"
+            return Finding("Endpoint", "note", detail, "Check a model: ensemble-ray doctor --llm openai:MODEL")
     except (OSError, ValueError, http.client.HTTPException) as error:
         # Messages of other errors contain parts of the URL.
         reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
-        reason = tls_flaw(error) or reason
-        return Finding(
-            "Endpoint",
-            "failed",
-            f"{shown} cannot be reached: {reason}",
-            "Check OPENAI_BASE_URL, the network, and whether the server runs",
-        )
+        detail = f"{shown} cannot be reached: {tls_flaw(error) or reason}"
+        return Finding("Endpoint", "failed", detail, "Check OPENAI_BASE_URL, the network, and whether the server runs")
 
 
 def check_model(llm: str) -> Iterator[Finding]:
-    import asyncio
-    import time
-
     from ensemble_ray.llm.factory import resolve_llm
     from ensemble_ray.process.concurrency import call_user
     from ensemble_ray.values.messages import ChatMessage
 
     began = time.monotonic()
     try:
-        model = resolve_llm(llm)
-        asyncio.run(call_user(model.chat, [ChatMessage("user", "Say yes.")]))
+        asyncio.run(call_user(resolve_llm(llm).chat, [ChatMessage("user", "Say yes.")]))
     except Exception as error:  # noqa: BLE001  every error is a finding
-        detail = f"{llm}: {message_of(error)}"
-        yield Finding("Model", "failed", detail[:_SHOWN])
-        return
-    yield Finding("Model", "ok", f"{llm} answered in {time.monotonic() - began:.1f} s")
+        yield Finding("Model", "failed", f"{llm}: {message_of(error)}"[:_SHOWN])
+    else:
+        yield Finding("Model", "ok", f"{llm} answered in {time.monotonic() - began:.1f} s")
 
 
 def check_ray_token() -> Iterator[Finding]:
@@ -278,15 +243,13 @@ def check_ray_token() -> Iterator[Finding]:
         advice = "Remove it, or set RAY_AUTH_TOKEN_PATH to a file of yours"
         yield Finding("Ray's token", "failed", message_of(error), advice)
     else:
-        if wide:
-            detail = f"{path} is open to other users of this machine (mode {0o600 | wide:03o})"
-            yield Finding("Ray's token", "failed", detail, f"Have a new one made: rm {path}")
-        else:
-            yield Finding("Ray's token", "ok", f"{path}, for its owner only")
+        detail = f"{path} is open to other users of this machine (mode {0o600 | wide:03o})"
+        good = Finding("Ray's token", "ok", f"{path}, for its owner only")
+        yield Finding("Ray's token", "failed", detail, f"Have a new one made: rm {path}") if wide else good
 
 
 def check_ray() -> Iterator[Finding]:
-    """Check a run of one task on Ray, in a separate process, so that a start that hangs can be ended."""
+    """A separate process, so that a start that hangs can be ended."""
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-doctor-") as home:
         words = ("run", "ensemble_ray.cli.demo:probe", "--runtime", "ray", "-q")
         process = subprocess.Popen(  # noqa: S603  our own module in our own interpreter
@@ -301,27 +264,21 @@ def check_ray() -> Iterator[Finding]:
         try:
             output, errors = process.communicate(timeout=_RAY_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.terminate()  # it stops its child processes
+            process.terminate()
             try:
                 process.communicate(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-            yield Finding(
-                "Ray",
-                "failed",
-                f"a run of one task did not end within {_RAY_TIMEOUT_S:.0f} s",
-                f"Look into Ray's logs: {private_ray_directory() / 'session_latest/logs'}; or use --runtime inline",
-            )
+            logs = private_ray_directory() / "session_latest/logs"
+            advice = f"Look into Ray's logs: {logs}; or use --runtime inline"
+            yield Finding("Ray", "failed", f"a run of one task did not end within {_RAY_TIMEOUT_S:.0f} s", advice)
             return
     address = os.environ.get("RAY_ADDRESS", "").strip()
     where = f"the cluster at {address}" if address else "a local instance"
     if process.returncode == 0 and output.strip() == "ready":
         yield Finding("Ray", "ok", f"{where} ran a task")
         return
-    yield Finding(
-        "Ray",
-        "failed",
-        f"{where} did not run a task: {' '.join(errors.split())[-_SHOWN:] or f'exit code {process.returncode}'}",
-        advice="Check RAY_ADDRESS" if address else "Free memory and disk space, or use --runtime inline",
-    )
+    reason = " ".join(errors.split())[-_SHOWN:] or f"exit code {process.returncode}"
+    advice = "Check RAY_ADDRESS" if address else "Free memory and disk space, or use --runtime inline"
+    yield Finding("Ray", "failed", f"{where} did not run a task: {reason}", advice)

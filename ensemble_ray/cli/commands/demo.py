@@ -1,4 +1,4 @@
-"""`ensemble-ray demo`: a team of agents reads texts with a model on this machine."""
+"""`ensemble-ray demo`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
     from ensemble_ray import MapReduceEnsemble
-
 
 _PASSAGES = 8
 
@@ -75,7 +74,7 @@ def demo(
         if count < available:
             say(f"For more: --chunks {min(available, count * 2)}")
     if isinstance(prepared.reader, LocalChatModel):
-        # Load the embedded model while the agents start. An error here will recur in the run, which reports it.
+        # Load the model while the agents start. The run reports an error of it.
         submit(call_user(acquire, prepared.reader.spec))
     title, passages = f"demo on {runtime.value}", prepared.selection.passages
     view = TerminalRunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))

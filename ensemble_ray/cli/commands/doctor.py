@@ -1,4 +1,4 @@
-"""`ensemble-ray doctor` and `models`: check the environment of runs; list and install the models of this machine."""
+"""`ensemble-ray doctor` and `models`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.commands.checks import Finding
-
 
 _MARKS = {"ok": "ok  ", "note": "note", "failed": "FAIL"}
 
@@ -64,7 +63,7 @@ def doctor(
 
 
 def _check_cluster(team: str | None, address: str | None, *, as_json: bool) -> int:
-    """Check the nodes of a cluster from one of its processes: this process joins it, or a job does the check."""
+    """Join the cluster, or let a job do the check."""
     from ensemble_ray.runtime import ray_runtime_class
 
     if address is not None and "://" in address:
@@ -92,12 +91,9 @@ def _check_by_job(team: str | None, address: str, *, as_json: bool) -> int:
     if team is not None:
         directory, name = ships(team, None)
         words.append(name)
-    command = ClusterCommand(
-        words=[*words, "--json"] if as_json else words,
-        job_id=f"ensemble-ray-doctor-{secrets.token_hex(4)}",
-        working_dir=directory,
-        on_interrupt=lambda: True,
-    )
+    job_id = f"ensemble-ray-doctor-{secrets.token_hex(4)}"
+    words += ["--json"] if as_json else []
+    command = ClusterCommand(words=words, job_id=job_id, working_dir=directory, on_interrupt=lambda: True)
     return command.carry_out(ray_runtime_class().job_server(address))
 
 

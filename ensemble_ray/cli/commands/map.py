@@ -1,11 +1,9 @@
-"""`ensemble-ray map`: run the same prompt on every item of a file, and optionally reduce the answers.
-
-The record contains the options, so that `resume` can rebuild the definition.
-"""
+"""`ensemble-ray map`. The record contains the options, so that `resume` can rebuild the definition."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,20 +16,15 @@ from ensemble_ray.errors import ValidationError
 if TYPE_CHECKING:
     from ensemble_ray.cli.map_team import MapTeam
 
-
 _STANDARD_INPUT = "-"
 
 
 class Mode(StrEnum):
-    """When reduces start."""
-
     levels = "levels"
     pipelined = "pipelined"
 
 
 class ItemPolicy(StrEnum):
-    """The effect of a failed item."""
-
     fail = "fail"
     skip = "skip"
     collect = "collect"
@@ -150,21 +143,12 @@ def map_items(
     limits = options.run_options(max_tokens, max_cost, tags)
     run_id = run_id or new_run_id()
     source = Path(str(items or retry_dead or ensemble)).name
-    return carry_out(
-        _make_team(given, run_id),
-        {},
-        runtime=runtime,
-        run_id=run_id,
-        limits=limits,
-        title=f"{'standard input' if source == _STANDARD_INPUT else source} on {options.runtime_name(runtime)}",
-        as_json=as_json,
-        trace=trace,
-        is_quiet=quiet,
-    )
+    title = f"{'standard input' if source == _STANDARD_INPUT else source} on {options.runtime_name(runtime)}"
+    shown = partial(carry_out, title=title, as_json=as_json, trace=trace, is_quiet=quiet)
+    return shown(_make_team(given, run_id), {}, runtime=runtime, run_id=run_id, limits=limits)
 
 
 def _check(given: dict[str, object], *, is_dry: bool) -> None:
-    """Check that the options are complete and do not conflict (S-MR-181)."""
     if ("prompt" in given) == ("ensemble" in given):
         raise ValidationError("name the prompt for each item: --prompt TEXT, or --ensemble FILE (one of them)")
     if "items" in given and "retry_dead" in given:
@@ -181,7 +165,7 @@ def _check(given: dict[str, object], *, is_dry: bool) -> None:
 
 
 def _make_team(given: dict[str, object], run_id: str) -> MapTeam:
-    """Copy standard input if it has the items, return the definition, and check the first item."""
+    """Copy standard input if it has the items, and check the first item."""
     from ensemble_ray.cli.map_team import check_begin, copied_items, forget_items, map_team
 
     is_copied = given.get("items") == _STANDARD_INPUT

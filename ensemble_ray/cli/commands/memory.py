@@ -1,4 +1,4 @@
-"""`ensemble-ray memory`: show, search and delete lasting memory."""
+"""`ensemble-ray memory`."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: opti
     rows = [(scope, _format_count(count, "entry", "entries")) for scope, count in counts.items()]
     rows += [("(long-term memory)", _format_count(long_term, "entry", "entries"))] if long_term else []
     rows += [("(entities)", _format_count(len(facts), "fact", "facts"))] if facts else []
-    for line in align(rows):
-        show(line)
-    if not rows:
+    if rows:
+        show("\n".join(align(rows)))
+    else:
         say(f"{tables.location} is empty")
     return FINE
 
@@ -184,9 +184,14 @@ def clear(
         name, total = _count_entries(tables, scope)
         of = f"scope '{name}'" if name else "long-term memory"
         what = f"{_format_count(total, 'entry', 'entries')} of {of}"
-    if not is_sure and not _agrees(f"Delete {what} in {tables.location}, for good?"):
-        say("Nothing was deleted")
-        return FAILED
+    if not is_sure:
+        question = f"Delete {what} in {tables.location}, for good?"
+        if not sys.stdin.isatty():
+            raise ValidationError(f"{question} There is no terminal to ask on: repeat the command with --yes")
+        say(f"{question} [y/N]")
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            say("Nothing was deleted")
+            return FAILED
     if is_entities:
         for entity in facts:
             tables.remove_fact(entity)
@@ -202,7 +207,7 @@ def _check_target(scope: str | None, *, is_long_term: bool, is_entities: bool) -
 
 
 def _count_entries(tables: MemoryTables, scope: str | None) -> tuple[str, int]:
-    """Return a scope's name and its number of entries; None: long-term memory."""
+    """None: long-term memory."""
     from ensemble_ray.memory.lasting import LONG_TERM
 
     counts = tables.scopes()
@@ -221,32 +226,19 @@ def _find(
     if model is None:
         if not is_by_words and (unknown := tables.embedding_model()) is not None:
             say(f"The memory has vectors of {unknown[0]}, which is not available here: searching for the text itself")
-        found = [
-            (each, [s.entry for s in reversed(tables.entries(each)) if _has(s.entry.content, text)]) for each in scopes
-        ]
-        return [(each, entries[:limit]) for each, entries in found if entries]
+        newest = ((each, (stored.entry for stored in reversed(tables.entries(each)))) for each in scopes)
+        found = [(each, [entry for entry in entries if _has(entry.content, text)][:limit]) for each, entries in newest]
+        return [(each, entries) for each, entries in found if entries]
     from ensemble_ray.memory.lasting import VectorSearch
 
     vectors = VectorSearch(tables, model)
-    near = [(each, vectors.search(each, text, limit)) for each in scopes]
-    return [(each, entries) for each, entries in near if entries]
-
-
-def _agrees(question: str) -> bool:
-    """Ask for confirmation on the terminal."""
-    if not sys.stdin.isatty():
-        raise ValidationError(f"{question} There is no terminal to ask on: repeat the command with --yes")
-    say(f"{question} [y/N]")
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+    return [(each, entries) for each in scopes if (entries := vectors.search(each, text, limit))]
 
 
 def _as_data(entry: MemoryEntry) -> dict[str, object]:
-    return {
-        "content": entry.content,
-        "structured_content": entry.structured_content,
-        "stored_at": None if entry.stored_at is None else entry.stored_at.isoformat(),
-        "metadata": dict(entry.metadata),
-    }
+    stored_at = None if entry.stored_at is None else entry.stored_at.isoformat()
+    content = {"content": entry.content, "structured_content": entry.structured_content}
+    return {**content, "stored_at": stored_at, "metadata": dict(entry.metadata)}
 
 
 def _format_entry(entry: MemoryEntry) -> str:
@@ -270,7 +262,6 @@ def _has(content: str, text: str) -> bool:
 
 
 def _open_memory(path: str | None, url: str | None) -> MemoryTables:
-    """Return the existing memory in the file or database that an option or the environment names."""
     if path and url:
         raise ValidationError("Name one of --file and --store")
     named = path or url or os.environ.get(_VARIABLE, "").strip() or _DEFAULT
@@ -283,7 +274,7 @@ def _open_memory(path: str | None, url: str | None) -> MemoryTables:
                 f"There is no memory in {database.location}. Name the database of your PostgresMemory: --store URL"
             )
         return database
-    from ensemble_ray.memory.sqlite import MemoryFile  # the help does not need it
+    from ensemble_ray.memory.sqlite import MemoryFile
 
     found = Path(named).expanduser().absolute()
     if not found.is_file():
@@ -295,7 +286,7 @@ def _open_memory(path: str | None, url: str | None) -> MemoryTables:
 
 
 def _model_of(tables: MemoryTables) -> EmbeddingModel | None:
-    """Return the embedding model of the stored vectors; None without vectors, or if the library lacks it."""
+    """None without vectors, or if the library lacks their model."""
     from ensemble_ray.memory.embedding_models import LocalEmbeddingModel, resolve_embedding_model
 
     found = tables.embedding_model()

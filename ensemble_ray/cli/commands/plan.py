@@ -1,8 +1,8 @@
-"""`ensemble-ray plan`: show the tasks of a team, their order, agents and models, without a model call."""
+"""`ensemble-ray plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.plan.planner import Planned, ResolvedTasks
     from ensemble_ray.visualization.dag_model import DagModel
-
 
 _ROLES, _LINE, _TEXT = 200, 120, 72
 
@@ -80,7 +79,7 @@ def _draw_map_reduce(target: str, definition: MapDefinition, pictures: export.Pi
 
 
 def _draw_plan(target: str, ensemble: Ensemble, inputs: Mapping[str, object], pictures: export.Pictures) -> None:
-    """Write the graph of a plan; a manager's graph includes its tasks."""
+    """A manager's graph includes its tasks."""
     from ensemble_ray.visualization.dag_model import DagExporter, dag_of_plan
     from ensemble_ray.visualization.declared import dag_flow
 
@@ -93,8 +92,8 @@ def _draw_plan(target: str, ensemble: Ensemble, inputs: Mapping[str, object], pi
 
 
 def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> tuple[ResolvedTasks, Planned, Mapping[str, list[str]]]:
-    """Plan a run; also return the variables without a value, which stay in the texts, with the tasks that use them."""
-    from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
+    """Also return the variables without a value, which stay in the texts, with the tasks that use them."""
+    from ensemble_ray.cli.inputs.arguments import needed_inputs
     from ensemble_ray.plan.planner import plan_run
     from ensemble_ray.runs.planned import check
 
@@ -106,8 +105,7 @@ def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> tuple[ResolvedTas
 
 
 def _plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the plan as JSON data. Variables without a value stay in the texts."""
-    from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
+    from ensemble_ray.plan.plan import MANAGER_KEY
 
     resolved, planned, missing = _plan(ensemble, inputs)
     plan = planned.plan
@@ -131,8 +129,8 @@ def _plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, An
 
 
 def levels_of(plan: Plan) -> list[list[str]]:
-    """Return the tasks and units that can run concurrently, level by level; one per level in a sequential workflow."""
-    from ensemble_ray.plan.plan import in_waiting_order  # the help does not need it
+    """Return the tasks and units that can run concurrently, level by level."""
+    from ensemble_ray.plan.plan import in_waiting_order
 
     waits_for: dict[str, Sequence[str]] = {node.key: node.context for node in plan.nodes}
     for unit in plan.units:
@@ -149,49 +147,36 @@ def levels_of(plan: Plan) -> list[list[str]]:
 def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
     task = next(each for each in ensemble.all_tasks if each.object_id == node.object_id)
     is_synthesized = node.agent_key is None and task.handler is None
+    model = _model(task.llm or (ensemble.llm if is_synthesized else None))
     return {
-        "key": node.key,
-        "agent": node.agent_key,
-        "role": node.agent_role,
-        "description": node.description,
-        "expected_output": node.expected_output,
-        "context": list(node.context),
-        "model": _model(task.llm or (ensemble.llm if is_synthesized else None)),
-        "tools": _names(task.tools) if is_synthesized else [],
-        "streams": node.is_streaming,
-    }
+        "key": node.key, "agent": node.agent_key, "role": node.agent_role, "description": node.description,
+        "expected_output": node.expected_output, "context": list(node.context), "model": model,
+        "tools": _names(task.tools) if is_synthesized else [], "streams": node.is_streaming,
+    }  # fmt: skip
 
 
 def _describe_task(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
-    """Return a manager's task as data. The manager chooses the worker; the task's agent is a suggestion."""
+    """The manager chooses the worker; the task's agent is a suggestion."""
     is_synthesized = task.agent is None
     found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
+    role = "(synthesized)" if task.agent is None else task.agent.role
+    context = [keys[entry.object_id] for entry in task.context if entry.object_id in keys]
     return {
-        "key": keys[task.object_id],
-        "agent": found,
-        "role": "(synthesized)" if task.agent is None else task.agent.role,
-        "description": task.description,
-        "expected_output": task.expected_output,
-        "context": [keys[entry.object_id] for entry in task.context if entry.object_id in keys],
+        "key": keys[task.object_id], "agent": found, "role": role, "description": task.description,
+        "expected_output": task.expected_output, "context": context,
         "model": _model(task.llm or ensemble.llm) if is_synthesized else None,
-        "tools": _names(task.tools) if is_synthesized else [],
-        "streams": False,
-    }
+        "tools": _names(task.tools) if is_synthesized else [], "streams": False,
+    }  # fmt: skip
 
 
 def _agent(key: str, planned: Planned, ensemble: Ensemble) -> dict[str, Any]:
     agent = planned.agents[key]
     return {
-        "key": key,
-        "role": agent.role,
-        "goal": agent.goal,
-        "model": _model(agent.llm) if agent.runner is None else None,
-        "runner": None if agent.runner is None else type(agent.runner).__name__,
-        "tools": _names(agent.tools),
-        "max_iterations": agent.max_iterations,
-        "allow_delegation": agent.allow_delegation,
+        "key": key, "role": agent.role, "goal": agent.goal, "model": _model(agent.llm) if agent.runner is None else None,
+        "runner": None if agent.runner is None else type(agent.runner).__name__, "tools": _names(agent.tools),
+        "max_iterations": agent.max_iterations, "allow_delegation": agent.allow_delegation,
         "on_incomplete": agent.on_incomplete or ensemble.on_incomplete,
-    }
+    }  # fmt: skip
 
 
 def _model(llm: object) -> str | None:
@@ -199,15 +184,13 @@ def _model(llm: object) -> str | None:
 
 
 def _names(tools: Sequence[object]) -> list[str]:
-    from ensemble_ray.tools.registry import resolve_tools  # only teams with tools need it
+    from ensemble_ray.tools.registry import resolve_tools
     from ensemble_ray.tools.tool import DynamicToolProvider
 
     names: list[str] = []
     for entry in tools:
-        if isinstance(entry, DynamicToolProvider):
-            names.append(f"({type(entry).__name__}: known when a task begins)")
-        else:
-            names.extend(resolve_tools([entry]).names)
+        is_dynamic = isinstance(entry, DynamicToolProvider)
+        names += [f"({type(entry).__name__}: known when a task begins)"] if is_dynamic else resolve_tools([entry]).names
     return names
 
 
@@ -216,44 +199,40 @@ def _plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     cap = data["max_parallel_tasks"]
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
     parallel = f" ({rules})" if data["workflow"] == "parallel" else ""
-    lines = [
-        f"{target}: {_shape_of(data)}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
-    ]
-    if data["manager"]:
-        lines += _manager_lines(data["manager"], data["delegation"])
-    keys = [*tasks, *(agent["key"] for agent in data["agents"])]
     units = {unit["key"]: unit for unit in data["units"]}
-    width = min(32, max((len(key) for key in (*keys, *units)), default=0))
-    is_leveled = data["workflow"] == "parallel" or any(unit["unit"] == "phase" for unit in data["units"])
-
-    def lines_of_task(key: str) -> list[str]:
-        return _task_lines(tasks[key], width)
-
+    kinds = {unit["unit"] for unit in data["units"]}
+    shape = "graph" if "graph" in kinds else "phases" if "phase" in kinds else data["workflow"]
+    counts = f"{count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
+    lines = [f"{target}: {shape}{parallel}, {counts}"]
+    if manager := data["manager"]:
+        prompts = f", prompts by {manager['prompts']}" if manager["prompts"] else ""
+        does = f"  model {manager['model']}, at most {count_noun(manager['max_iterations'], 'tool call')}{prompts}"
+        lines += ["\nManager", does, "\nRules", *_rule_lines(_rules(manager["rules"]), data["delegation"])]
+    keys = [*tasks, *(agent["key"] for agent in data["agents"]), *units]
+    width = min(32, max(map(len, keys), default=0))
+    is_leveled = data["workflow"] == "parallel" or "phase" in kinds
     for number, level in enumerate(data["levels"], start=1):
-        lines.append(f"\nLevel {number}" if is_leveled else ("\nIn this order" if number == 1 else ""))
-        for key in level:
-            lines += _unit_lines(key, units, lines_of_task, width) if key in units else lines_of_task(key)
-    lines = [line for line in lines if line]
-    if data["manager"]:
+        if is_leveled or number == 1:
+            lines.append(f"\nLevel {number}" if is_leveled else "\nIn this order")
+        lines += [line for key in level for line in _member_lines(key, units, tasks, width)]
+    if manager:
         lines.append("\nTasks of the manager")
         lines += [line for task in data["tasks"] for line in _task_lines(task, width)]
     if data["agents"]:
-        lines.append("\nWorkers" if data["manager"] else "\nAgents")
+        lines.append("\nWorkers" if manager else "\nAgents")
     for agent in data["agents"]:
-        lines.append(
-            f"  {agent['key']:<{width}}  {screen_line(agent['role'], _TEXT)}: {screen_line(agent['goal'], _TEXT)}"
-        )
+        role, goal = screen_line(agent["role"], _TEXT), screen_line(agent["goal"], _TEXT)
         does = f"model {agent['model']}" if agent["runner"] is None else f"runner {agent['runner']}"
-        lines.append(f"  {'':<{width}}  {does}{_tools(agent)}")
-    if data["delegation"] and not data["manager"]:
-        lines += _peer_lines(data["delegation"])
+        lines += [f"  {agent['key']:<{width}}  {role}: {goal}", f"  {'':<{width}}  {does}{_tools(agent)}"]
+    if data["delegation"] and not manager:
+        shared = data["delegation"]
+        depth = ("depth", f"at most {shared['max_depth']}")
+        lines += ["\nDelegation", *_rule_lines([("may delegate", _join_roles(shared["peers"])), depth], shared)]
     if data["missing_inputs"]:
         lines.append("\nMissing inputs")
-        lines += [
-            f"  --input {name}=...  (used by {', '.join(users)})" for name, users in data["missing_inputs"].items()
-        ]
-    lines.append("\nNo model was called.")
-    return lines
+    for name, users in data["missing_inputs"].items():
+        lines.append(f"  --input {name}=...  (used by {', '.join(users)})")
+    return [*lines, "\nNo model was called."]
 
 
 def _task_lines(task: Mapping[str, Any], width: int) -> list[str]:
@@ -273,15 +252,11 @@ def _tools(owner: Mapping[str, Any]) -> str:
     return tools if policy == "warn" else f"{tools}, on_incomplete {policy}"
 
 
-# Loops, phases and graphs.
-
-
-_SIDES = ("map", "reduce", "direct")
 _ON_CAP = {"throw": ", fails at the cap", "return_with_flag": ", flagged at the cap", "return_last": ""}
 
 
 def _units_data(planned: Planned) -> list[dict[str, Any]]:
-    from ensemble_ray.definition.graph import Graph, GraphEdge  # the help does not need them
+    from ensemble_ray.definition.graph import Graph, GraphEdge
     from ensemble_ray.definition.loop import Loop
 
     found: list[dict[str, Any]] = []
@@ -298,12 +273,6 @@ def _units_data(planned: Planned) -> list[dict[str, Any]]:
     return found
 
 
-def _shape_of(data: Mapping[str, Any]) -> str:
-    """Return one word for the order of tasks: phases, a graph, or the workflow."""
-    kinds = {unit["unit"] for unit in data["units"]}
-    return "graph" if "graph" in kinds else "phases" if "phase" in kinds else str(data["workflow"])
-
-
 def _name_of(predicate: object) -> str:
     from ensemble_ray.definition.loop import Until
     from ensemble_ray.execute.callables import callable_name
@@ -317,10 +286,11 @@ def _name_of(predicate: object) -> str:
     return f"text contains '{predicate.text}'"
 
 
-def _unit_lines(
-    key: str, units: Mapping[str, Mapping[str, Any]], lines_of_task: Callable[[str], list[str]], width: int
+def _member_lines(
+    key: str, units: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Mapping[str, Any]], width: int
 ) -> list[str]:
-    """Return a unit and its members as text."""
+    if key not in units:
+        return _task_lines(tasks[key], width)
     unit = units[key]
     match unit["unit"]:
         case "loop":
@@ -340,10 +310,7 @@ def _unit_lines(
             head = f"begins at {unit['start']}, at most {steps}{_ON_CAP[unit['on_max_steps']]}"
             inside = [state["member"] for state in unit["states"]]
     lines = [f"  {key:<{width}}  {screen_line(head, _LINE)}"]
-    for member in inside:
-        is_unit = member in units
-        found = _unit_lines(member, units, lines_of_task, width) if is_unit else lines_of_task(member)
-        lines += [f"  {line}" for line in found]
+    lines += [f"  {line}" for member in inside for line in _member_lines(member, units, tasks, width)]
     if unit["unit"] == "graph":
         lines += [f"    {screen_line(line, _LINE)}" for line in _edges(unit)]
     return lines
@@ -363,22 +330,17 @@ def _edges(unit: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{', '.join(edge['from_states'])} -> {edge['to_state'].replace('__END__', 'END')} (after {needed})"
 
 
-# Delegation.
-
-
 def _manager_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
-    from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
+    from ensemble_ray.plan.plan import MANAGER_KEY
 
     rules = planned.plan.hierarchy
     if rules is None:
         return None
-    manager = planned.agents[MANAGER_KEY]
+    manager, prompts = planned.agents[MANAGER_KEY], ensemble.manager_prompt_strategy
     return {
         "model": repr(manager.llm),
         "max_iterations": manager.max_iterations,
-        "prompts": None
-        if ensemble.manager_prompt_strategy is None
-        else type(ensemble.manager_prompt_strategy).__name__,
+        "prompts": None if prompts is None else type(prompts).__name__,
         "rules": asdict(rules),
     }
 
@@ -395,25 +357,6 @@ def _delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | N
         "timeout_s": None if limit is None else limit.total_seconds(),
         "retries": ensemble.delegation_retries,
     }
-
-
-def _manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> list[str]:
-    prompts = f", prompts by {manager['prompts']}" if manager["prompts"] else ""
-    rules = [*_rules(manager["rules"]), *_describe_shared(delegation)]
-    width = max(len(name) for name, _ in rules)
-    return [
-        "\nManager",
-        f"  model {manager['model']}, at most {count_noun(manager['max_iterations'], 'tool call')}{prompts}",
-        "\nRules",
-        *(f"  {name:<{width}}  {text}" for name, text in rules),
-    ]
-
-
-def _peer_lines(delegation: Mapping[str, Any]) -> list[str]:
-    rules = [("may delegate", _join_roles(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
-    rules += list(_describe_shared(delegation))
-    width = max(len(name) for name, _ in rules)
-    return ["\nDelegation", *(f"  {name:<{width}}  {text}" for name, text in rules)]
 
 
 def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -433,26 +376,25 @@ def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "stall", f"ends after {count_noun(turns, 'turn')} without progress" if turns else "never ends the run"
 
 
-def _describe_shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rule_lines(rules: Iterable[tuple[str, str]], delegation: Mapping[str, Any]) -> list[str]:
+    rows = list(rules)
     if delegation["policies"]:
-        yield "policies", screen_line(", ".join(delegation["policies"]), _LINE)
+        rows.append(("policies", screen_line(", ".join(delegation["policies"]), _LINE)))
     if delegation["timeout_s"] is not None:
-        yield "timeout", f"{delegation['timeout_s']:g} s"
+        rows.append(("timeout", f"{delegation['timeout_s']:g} s"))
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {text}" for name, text in rows]
 
 
 def _join_roles(roles: list[str]) -> str:
     return screen_line(", ".join(roles), _ROLES)
 
 
-# Map-reduce.
-
-
 def _map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
-    """Return the definition as JSON data, without reading an item."""
     from ensemble_ray.definition.map_reduce import MapReduceDefinition
 
     reduced = definition if isinstance(definition, MapReduceDefinition) else None
-    factories = {side: getattr(definition, f"{side}_task", None) for side in _SIDES}
+    factories = {side: getattr(definition, f"{side}_task", None) for side in ("map", "reduce", "direct")}
     return {
         "workflow": definition.shown_workflow,
         "items": {"source": definition.item_source.place, "count": definition.item_source.count},
@@ -474,8 +416,7 @@ def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
     task: Task | None = getattr(factory, "task", None)
     if task is None:
         return {"factory": identity_of(factory)["callable"]}
-    agent = task.agent
-    model = task.llm
+    agent, model = task.agent, task.llm
     if model is None and agent is not None:
         model = TeamModels(definition).resolve_agent(agent).llm
     return {

@@ -1,8 +1,10 @@
-"""`ensemble-ray reviews` and `review`: list open reviews in records, and decide them."""
+"""`ensemble-ray reviews` and `review`."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,11 +26,9 @@ if TYPE_CHECKING:
     from ensemble_ray.recovery.deciding import PendingReview
     from ensemble_ray.values.reviews import ReviewDecision
 
-#: Characters of a gate's id in a list; more if two gates have the same ones.
-_SHOWN_ID = 8
+_SHOWN_ID = 8  # more if two gates have the same ones
 _SHOWN_TASK = 80
-#: Seconds that a cluster may take to resume a run; it polls once a second.
-_CLUSTER_S = 4.0
+_CLUSTER_S = 4.0  # a cluster polls once a second
 _POLL_S = 0.2
 _TIMINGS = {"before_execution": "before", "during_execution": "during", "after_execution": "after"}
 
@@ -112,19 +112,14 @@ def _list(pending: Sequence[PendingReview]) -> None:
     length = _SHOWN_ID
     while len({each[:length] for each in ids}) < len(ids):
         length += 1
-    rows = [
-        (
-            each.review.run_id,
-            each.review.gate_id[:length],
-            _TIMINGS[each.review.timing.value],
-            f"{age_of(each.review.created_at, now)} ago",
-            _time_left(each, now),
-            screen_line(": ".join(filter(None, (each.review.task_description, each.review.prompt))), _SHOWN_TASK),
-        )
-        for each in pending
-    ]
-    for line in align(rows):
-        show(line)
+    rows: list[tuple[str, ...]] = []
+    for each in pending:
+        found = each.review
+        asked = screen_line(": ".join(filter(None, (found.task_description, found.prompt))), _SHOWN_TASK)
+        times = _TIMINGS[found.timing.value], f"{age_of(found.created_at, now)} ago", _time_left(each, now)
+        rows.append((found.run_id, found.gate_id[:length], *times, asked))
+    if rows:
+        show("\n".join(align(rows)))
 
 
 def _time_left(pending: PendingReview, now: datetime) -> str:
@@ -185,7 +180,6 @@ def _text_of(file: str) -> str:
 
 
 async def _next_of(store: RunStore, run: RecordedRun) -> str:
-    """Describe the state of a run after a decision at one of its gates."""
     from ensemble_ray.record.open_reviews import open_reviews
 
     left = len(open_reviews(await store.gates_of(run.run_id)))
@@ -199,10 +193,7 @@ async def _next_of(store: RunStore, run: RecordedRun) -> str:
 
 
 async def _is_resumed(store: RunStore, run: RecordedRun) -> bool:
-    """Wait for a cluster to resume the run; return whether it did. Other runtimes never resume by themselves."""
-    import asyncio
-    import time
-
+    """Wait for a cluster to resume the run. Other runtimes never resume by themselves."""
     from ensemble_ray.record.head import read_head
 
     if (await read_head(store, run.run_id)).header.runtime != "ray":
@@ -211,7 +202,7 @@ async def _is_resumed(store: RunStore, run: RecordedRun) -> bool:
     deadline = time.monotonic() + _CLUSTER_S
     while time.monotonic() < deadline:
         found = await store.summary(run.run_id)
-        # The run may have reached its next gate already.
+        # Or it has reached its next gate.
         if found is not None and (found.state is not run.state or await _last_end(store, run.run_id) != last):
             return True
         await asyncio.sleep(_POLL_S)

@@ -1,10 +1,11 @@
-"""`ensemble-ray run`, `resume` and `fork`: run a team and print its output. Other commands share the display of runs."""
+"""`ensemble-ray run`, `resume` and `fork`. Other commands share the display of runs."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.trace import ExecutionTrace
 
-
-#: Seconds that an interrupted run may take to end.
-_RELEASE_S = 15.0
+_RELEASE_S = 15.0  # time in which an interrupted run may end
 
 
 def run(
@@ -81,7 +80,7 @@ def run(
             raise ValidationError(f"--workflow: '{target}' is a {type(ensemble).__name__}, which has no other workflow")
         chosen = {**ensemble.source.overrides, "workflow": workflow.value}
         ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
-    if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
+    if isinstance(ensemble, Ensemble):
         check_inputs(ensemble, values)
     if not quiet:
         for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, values):
@@ -93,17 +92,9 @@ def run(
         from ensemble_ray.cli.jobs import check_nodes
 
         check_nodes(ensemble, is_quiet=quiet)
-    return carry_out(
-        ensemble,
-        values,
-        runtime=runtime,
-        run_id=run_id,
-        limits=options.run_options(max_tokens, max_cost, tags),
-        title=f"{Path(target).name} on {place}",
-        as_json=as_json,
-        trace=trace,
-        is_quiet=quiet,
-    )
+    title, limits = f"{Path(target).name} on {place}", options.run_options(max_tokens, max_cost, tags)
+    shown = partial(carry_out, title=title, as_json=as_json, trace=trace, is_quiet=quiet)
+    return shown(ensemble, values, runtime=runtime, run_id=run_id, limits=limits)
 
 
 def carry_out(
@@ -119,28 +110,18 @@ def carry_out(
     is_quiet: bool = False,
     view: TerminalRunView | None = None,
 ) -> int:
-    """Run an ensemble, show it, and return the exit code. Without a view, the ensemble determines it."""
+    """Without a view, the ensemble determines it."""
     from ensemble_ray.cli.inputs.arguments import check_keys_here
-    from ensemble_ray.cli.view.run_view import view_of  # the help does not need it
+    from ensemble_ray.cli.view.run_view import view_of
 
     check_keys_here(ensemble, runtime)
-    source = ensemble.source
-    return show_run(
-        lambda listener: (
-            ensemble.with_additional_listener(listener)
-            .with_source(source)
-            .begin(
-                inputs,
-                runtime=None if runtime is None else runtime.value,
-                run_id=run_id,
-                options=limits,
-                is_watched=False,
-            )
-        ),
-        view or view_of(ensemble, title, is_quiet=is_quiet),
-        as_json=as_json,
-        trace=trace,
-    )
+    source, chosen = ensemble.source, None if runtime is None else runtime.value
+
+    def begin(listener: EnsembleListener) -> Run | MapReduceRun:
+        team = ensemble.with_additional_listener(listener).with_source(source)
+        return team.begin(inputs, runtime=chosen, run_id=run_id, options=limits, is_watched=False)
+
+    return show_run(begin, view or view_of(ensemble, title, is_quiet=is_quiet), as_json=as_json, trace=trace)
 
 
 def show_run(
@@ -150,7 +131,6 @@ def show_run(
     as_json: bool = False,
     trace: Path | None = None,
 ) -> int:
-    """Start a run that the view's display listens to, show it, and return the exit code."""
     if trace is not None and (refused := _unwritable(trace)) is not None:
         say(refused)
         return FAILED
@@ -158,7 +138,7 @@ def show_run(
     try:
         output, is_cancelled = watched.result(begin, view)
         view.finish(watched.run, output)
-    except Exception as error:  # errors of predicates and factories too
+    except Exception as error:
         view.finish(watched.run)
         _show_failed(error, watched.run_id, view, trace)
         if as_json:
@@ -187,7 +167,7 @@ def show_run(
 
 
 def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, trace: Path | None) -> None:
-    """Write the trace, the closing lines and the record's location of a failed run, if it had started."""
+    """Write the trace, the closing lines and the record's location, if the run had started."""
     from ensemble_ray.cli.view.run_view import read_notes
 
     began = getattr(error, "run_id", None) is not None or isinstance(error, RecordError | StaleEpochError)
@@ -201,7 +181,6 @@ def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, tr
 
 class _Watched:
     def __init__(self) -> None:
-        #: None until the run has started
         self.run: Run | MapReduceRun | None = None
 
     @property
@@ -211,7 +190,7 @@ class _Watched:
     def result(
         self, begin: Callable[[EnsembleListener], Run | MapReduceRun], view: TerminalRunView
     ) -> tuple[EnsembleOutput, bool]:
-        """Return the output, and whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
+        """Return whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
         display = view.display
         with display, _terminable():
             display.note("starting the runtime")
@@ -238,7 +217,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def _terminable() -> Generator[None]:
-    """Treat SIGTERM like Ctrl-C inside the block."""
+    """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -251,10 +230,10 @@ def _terminable() -> Generator[None]:
 
 
 def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
-    """Return the JSON data of a run that raised; a run that never started has no id."""
+    """A run that never started has no id."""
     found = None
     if run_id is not None and getattr(error, "run_id", None) is not None:
-        with contextlib.suppress(RecordError):  # the error is printed anyway
+        with contextlib.suppress(RecordError):
             found = run_blocking(own_store().summary(run_id))
     return {
         "run_id": getattr(error, "run_id", None),
@@ -265,7 +244,7 @@ def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
 
 
 def _unwritable(file: Path) -> str | None:
-    """Return why the trace file cannot be written, or None. Checked before the run costs money."""
+    """Checked before the run costs money."""
     is_there = file.exists()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +262,7 @@ def _trace_refusal(file: Path, error: OSError) -> str:
 
 
 def _write_trace(found: ExecutionTrace | None, file: Path | None) -> bool:
-    """Write the trace to the file, if any; return False if that failed, after a message."""
+    """Return False if that failed, after a message."""
     if file is None or found is None:
         return True
     try:
@@ -330,7 +309,7 @@ def resume(
 
     Exit codes: as run.
     """
-    from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
+    from ensemble_ray.cli.view.run_view import view_of
     from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.resuming import start_resumed
 
@@ -343,25 +322,15 @@ def resume(
     team = _recorded_team(head)
     chosen = options.runtime_name(runtime, head.header.runtime)
     name = f"{found.run_id} ({Path(found.origin).name})" if found.origin else found.run_id
-    return show_run(
-        lambda listener: run_blocking(
-            start_resumed(
-                found.run_id,
-                None if team is None else team.with_additional_listener(listener),
-                runtime=chosen,
-                options=limits,
-                take_over=take_over,
-                allow_changes=allow_changes,
-            )
-        ),
-        view_of(team, f"{name} on {chosen}", is_quiet=quiet),
-        as_json=as_json,
-        trace=trace,
-    )
+    start = partial(start_resumed, runtime=chosen, options=limits, take_over=take_over, allow_changes=allow_changes)
+
+    def begin(listener: EnsembleListener) -> Run | MapReduceRun:
+        return run_blocking(start(found.run_id, None if team is None else team.with_additional_listener(listener)))
+
+    return show_run(begin, view_of(team, f"{name} on {chosen}", is_quiet=quiet), as_json=as_json, trace=trace)
 
 
 def _recorded_team(head: RunHead) -> Runnable | None:
-    """Return the current team from the run's origin, or None if only a program has it."""
     from ensemble_ray.teamfile import load_source
 
     return load_source(head.source) if head.source.place else None
@@ -407,7 +376,7 @@ def fork(
     Exit codes: as run.
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
-    from ensemble_ray.cli.view.run_view import TerminalRunView  # the help does not need them
+    from ensemble_ray.cli.view.run_view import TerminalRunView
     from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
     from ensemble_ray.teamfile import load_ensemble
@@ -426,17 +395,9 @@ def fork(
     if not quiet:
         say(text)
     title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
+    accept = partial(accept_fork, runtime=chosen, new_run_id=run_id, allow_changes=allow_changes, options=limits)
     return show_run(
-        lambda listener: run_blocking(
-            accept_fork(
-                offer,
-                runtime=chosen,
-                new_run_id=run_id,
-                allow_changes=allow_changes,
-                options=limits,
-                listeners=(listener,),
-            )
-        ),
+        lambda listener: run_blocking(accept(offer, listeners=(listener,))),
         TerminalRunView(title, is_quiet=quiet),
         as_json=as_json,
         trace=trace,
@@ -444,16 +405,17 @@ def fork(
 
 
 def _offer_data(offer: ForkOffer) -> dict[str, object]:
-    used, again = (
-        [{"task": key, "description": offer.descriptions[key]} for key in keys]
-        for keys in (offer.plan.reused, offer.plan.again)
-    )
+    def list_tasks(keys: Iterable[str]) -> list[dict[str, str]]:
+        return [{"task": key, "description": offer.descriptions[key]} for key in keys]
+
+    used, again = list_tasks(offer.plan.reused), list_tasks(offer.plan.again)
+    differences = list(offer.differences)
     return {
         "run_id": offer.run_id,
         "from": offer.from_task,
         "used": used,
         "done_again": again,
-        "differences": list(offer.differences),
+        "differences": differences,
     }
 
 

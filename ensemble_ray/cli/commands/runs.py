@@ -1,4 +1,4 @@
-"""`ensemble-ray runs`, `trace`, `cancel`, `delete` and `prune`: list recorded runs, show, end and remove them."""
+"""`ensemble-ray runs`, `trace`, `cancel`, `delete` and `prune`."""
 
 from __future__ import annotations
 
@@ -27,36 +27,24 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import ExecutionTrace
     from ensemble_ray.visualization.flow import Flow
 
-
 _LISTED = 20
-#: Records that are read concurrently.
-_READERS = 8
-#: States that the first error explains; runs in other states left failed work out.
-_WITH_REASON = frozenset({"failed", "budget_exhausted", "interrupted"})
-#: Characters of an error message.
+_READERS = 8  # records that are read concurrently
+_WITH_REASON = frozenset({"failed", "budget_exhausted", "interrupted"})  # runs in other states left failed work out
 _REASON = 160
 
 
 class _Listed(NamedTuple):
     run: RecordedRun
-    #: tasks with an output; None: unknown
-    done: int | None = None
-    #: tasks; None: unknown
+    done: int | None = None  # tasks with an output; None: unknown
     total: int | None = None
-    #: the error of a damaged record
-    damage: str = ""
+    damage: str = ""  # the error of a damaged record
     tags: Mapping[str, str] = {}
-    #: name of its team
     name: str = ""
-    #: run and task of a fork
-    forked_from: Mapping[str, str] | None = None
+    forked_from: Mapping[str, str] | None = None  # run and task
     incomplete_answers: int = 0
-    #: keys of loops and graphs that ended at a cap
-    capped: Sequence[str] = ()
-    #: why it failed or stopped
+    capped: Sequence[str] = ()  # loops and graphs that ended at a cap
     error: RecordedError | None = None
-    #: whether it stopped by itself, and can be resumed
-    is_interrupted: bool = False
+    is_interrupted: bool = False  # it stopped by itself, and can be resumed
 
 
 States = Annotated[
@@ -131,14 +119,10 @@ def _list_details(shown: Sequence[_Listed]) -> None:
     rows: list[tuple[str, ...]] = []
     for each in shown:
         error, run = each.error, each.run
-        notes = (
-            each.name,
-            f"[{' '.join(f'{tag}={value}' if value else tag for tag, value in each.tags.items())}]"
-            if each.tags
-            else "",
-            ", ".join(notes_of(each.incomplete_answers, each.capped)),
-            "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON),
-        )
+        tags = " ".join(f"{tag}={value}" if value else tag for tag, value in each.tags.items())
+        ends = ", ".join(notes_of(each.incomplete_answers, each.capped))
+        why = "" if error is None else screen_line(f"{error.error_type}: {error.message}", _REASON)
+        notes = (each.name, f"[{tags}]" if tags else "", ends, why)
         count = "?" if each.done is None or each.total is None else f"{each.done}/{each.total}"
         rows.append((run.run_id, run.state.value, age_of(run.created_at, now), count, "  ".join(filter(None, notes))))
     names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
@@ -149,25 +133,21 @@ def _list_details(shown: Sequence[_Listed]) -> None:
 def _data(listed: _Listed) -> dict[str, object]:
     from ensemble_ray.cli.view.run_view import error_data
 
-    return {
-        **as_data(listed.run),
-        **({"name": listed.name} if listed.name else {}),
-        "tasks_done": listed.done,
-        "tasks": listed.total,
-        "tags": dict(listed.tags),
-        **({"damage": listed.damage} if listed.damage else {}),
-        **({"incomplete_answers": listed.incomplete_answers} if listed.incomplete_answers else {}),
-        **({"capped": list(listed.capped)} if listed.capped else {}),
-        **({"error": error_data(listed.error)} if listed.error else {}),
-        **({"interruption": listed.error.message} if listed.error and listed.is_interrupted else {}),
-        **({"forked_from": listed.forked_from} if listed.forked_from else {}),
-    }
+    why = listed.error
+    more = {
+        "damage": listed.damage, "incomplete_answers": listed.incomplete_answers, "capped": list(listed.capped),
+        "error": error_data(why) if why else None, "interruption": why.message if why and listed.is_interrupted else None,
+        "forked_from": listed.forked_from,
+    }  # fmt: skip
+    named = {"name": listed.name} if listed.name else {}
+    counts = {"tasks_done": listed.done, "tasks": listed.total, "tags": dict(listed.tags)}
+    return {**as_data(listed.run), **named, **counts, **{key: value for key, value in more.items() if value}}
 
 
 async def _read(
     store: RunStore, runs: Sequence[RecordedRun], tags: Sequence[str], *, most: int | None
 ) -> list[_Listed]:
-    """Return the first `most` of these runs that have the tags (None: all), with facts from their records."""
+    """Return the first `most` of these runs that have the tags (None: all)."""
     readers = asyncio.Semaphore(_READERS)
 
     async def read(run: RecordedRun) -> _Listed | None:
@@ -185,7 +165,7 @@ async def _read(
 
 
 async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _Listed | None:
-    """Read a run's record; counts are unknown if it is unreadable. Return None if the run lacks the tags."""
+    """Return None if the run lacks the tags. Counts are unknown if its record is unreadable."""
     from ensemble_ray.definition.fields import Origin
     from ensemble_ray.definition.run_options import has_tag
     from ensemble_ray.record.head import read_head
@@ -196,22 +176,15 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
         if not all(has_tag(head.tags, each, separator="=") for each in tags):
             return None
         progress = await tasks_done(store, run.run_id)
-    except RecordError as error:  # listed anyway; a run that was just deleted is not damaged
+    except RecordError as error:  # a run that was just deleted is not damaged
         if tags:
             return None
         damage = message_of(error) if await store.summary(run.run_id) is not None else ""
         return _Listed(run, damage=damage, name=Origin(place=run.origin).name)
     parent = None if head.forked_from is None else head.forked_from._asdict()
-    found = _Listed(
-        run,
-        progress.done,
-        progress.total,
-        tags=head.tags,
-        name=head.name,
-        forked_from=parent,
-        error=head.errors[0] if head.errors and run.state.value in _WITH_REASON else None,
-        is_interrupted=head.interruption is not None,
-    )
+    cause = head.errors[0] if head.errors and run.state.value in _WITH_REASON else None
+    found = _Listed(run, progress.done, progress.total, tags=head.tags, name=head.name, forked_from=parent, error=cause)
+    found = found._replace(is_interrupted=head.interruption is not None)
     end = head.end
     return found if end is None else found._replace(incomplete_answers=end.incomplete_answers, capped=end.capped)
 
@@ -256,10 +229,15 @@ def trace(
         runs = run_blocking(store.runs())
         if as_json:
             show_json([as_data(each) for each in runs])
-        elif runs:
-            _list_newest(runs)
-        else:
+        elif not runs:
             say(no_runs())
+        else:
+            width = max(len(each.run_id) for each in runs[:_LISTED])
+            for each in runs[:_LISTED]:
+                created = each.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+                show(f"{each.run_id:<{width}}  {created}  {each.state.value:<11}  {each.origin}".rstrip())
+            if len(runs) > _LISTED:
+                say(f"and {len(runs) - _LISTED} older ones in {where()}")
         return FINE
     named = run_blocking(store.find(run))
     if otlp is not None:
@@ -271,7 +249,7 @@ def trace(
     try:
         _show_run(store, named, task, as_json=as_json)
     except RecordError:
-        with contextlib.suppress(EnsembleError):  # the first error is raised below
+        with contextlib.suppress(EnsembleError):
             _show_run(store, named, task, as_json=as_json, is_partial=True)
         raise
     return FINE
@@ -280,7 +258,7 @@ def trace(
 def _show_run(
     store: RunStore, named: RecordedRun, task: str | None, *, as_json: bool, is_partial: bool = False
 ) -> None:
-    """Print a run; `is_partial`: the readable part of its record."""
+    """`is_partial`: the readable part of its record."""
     from ensemble_ray.record.head import locate_errors, read_head
     from ensemble_ray.record.history import RunHistory
     from ensemble_ray.record.trace import trace_of
@@ -359,7 +337,7 @@ async def _view(store: RunStore, run: RecordedRun, *, is_partial: bool) -> MapRe
 
 
 async def _facts_of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool) -> list[Fact]:
-    """Return the facts of the run as a whole, and of one task with its delegations."""
+    """Include the run as a whole, and delegations."""
     from ensemble_ray.record.head import HEAD_KINDS
     from ensemble_ray.record.view.tree import is_named
     from ensemble_ray.values.ids import RUN, task_instance
@@ -377,15 +355,6 @@ async def _facts_of_task(store: RunStore, run_id: str, task: str, *, is_partial:
     return facts
 
 
-def _list_newest(runs: list[RecordedRun]) -> None:
-    width = max(len(run.run_id) for run in runs[:_LISTED])
-    for run in runs[:_LISTED]:
-        created = run.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        show(f"{run.run_id:<{width}}  {created}  {run.state.value:<11}  {run.origin}".rstrip())
-    if len(runs) > _LISTED:
-        say(f"and {len(runs) - _LISTED} older ones in {where()}")
-
-
 def _print_tree(rows: Sequence[TreeRow]) -> None:
     from ensemble_ray.record.view.tree import render_rows
 
@@ -401,8 +370,7 @@ def _print_tree(rows: Sequence[TreeRow]) -> None:
         console.print(Text(line, style="bold red" if row.is_bad else _STYLES[row.kind]))
 
 
-#: Seconds that a run may take to end: its owner polls once a second, and its tasks get a few seconds.
-_PATIENCE_S = 30.0
+_PATIENCE_S = 30.0  # its owner polls once a second, and its tasks get a few seconds
 _POLL_S = 0.2
 
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray schema` and `import`: the JSON Schema of team files, and team files from other frameworks."""
+"""`ensemble-ray schema` and `import`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def crewai(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a new file."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -1,7 +1,4 @@
-"""`ensemble-ray serve`, `keys` and `mcp`: serve teams over HTTP, with keys of callers, or as tools of an MCP server.
-
-The command line imports neither Ray nor a web framework: `ensemble_ray.serve` replaces this process.
-"""
+"""`ensemble-ray serve`, `keys` and `mcp`. `ensemble_ray.serve` replaces this process, which imports no web framework."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ from ensemble_ray.errors import ValidationError
 if TYPE_CHECKING:
     from ensemble_ray.access.keys import ApiKey
 
-
-#: Ray Serve's default port.
 _PORT = 8000
 
 
@@ -77,20 +72,11 @@ def serve(
     if keys not in set(KeyPolicy):
         raise ValidationError(f"--keys: unknown '{keys}'. Known: [{', '.join(KeyPolicy)}]")
     endpoint = {
-        "host": host,
-        "port": port,
-        "name": name,
-        "ensembles": targets,
-        "replicas": replicas,
-        "namespace": namespace,
-        "allowed_hosts": allowed_host or [],
-        "cancel_on_disconnect": cancel_on_disconnect,
-        "allowed_origins": allowed_origin or [],
-        "datasets": ",".join(dataset or []),
-        "keys": keys,
-        "tools": tool or [],
+        "host": host, "port": port, "name": name, "ensembles": targets, "replicas": replicas, "namespace": namespace,
+        "allowed_hosts": allowed_host or [], "cancel_on_disconnect": cancel_on_disconnect,
+        "allowed_origins": allowed_origin or [], "datasets": ",".join(dataset or []), "keys": keys, "tools": tool or [],
         "models": ",".join(model or []),
-    }
+    }  # fmt: skip
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(endpoint)]
     os.execv(sys.executable, arguments)  # noqa: S606  this program, with arguments that no shell reads
@@ -158,13 +144,8 @@ def add_key(
     from ensemble_ray.access.keys import new_key, parse_rate, parse_rights
     from ensemble_ray.values.value import utc_now
 
-    text, key = new_key(
-        name,
-        rights=parse_rights(rights.split(",")),
-        teams=teams.split(","),
-        rate=None if rate is None else parse_rate(rate),
-        created_at=utc_now(),
-    )
+    chosen, limit = parse_rights(rights.split(",")), None if rate is None else parse_rate(rate)
+    text, key = new_key(name, rights=chosen, teams=teams.split(","), rate=limit, created_at=utc_now())
     store = open_keys()
     store.add(key)
     if as_json:
@@ -179,7 +160,6 @@ def add_key(
 def list_keys(*, as_json: options.ItAsJson = False) -> int:
     """List the keys: names, last characters, rights, teams, rates."""
     from ensemble_ray.access.key_store import open_keys
-    from ensemble_ray.access.keys import render_rate
     from ensemble_ray.values.value import utc_now
 
     store = open_keys()
@@ -191,17 +171,11 @@ def list_keys(*, as_json: options.ItAsJson = False) -> int:
         say(f"There is no key in {store.location}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
         return FINE
     now = utc_now()
-    rows = [
-        (
-            key.name,
-            f"...{key.last_four}",
-            ",".join(sorted(key.rights)),
-            "*" if key.teams is None else ",".join(sorted(key.teams)),
-            "-" if key.rate is None else render_rate(key.rate),
-            age_of(key.created_at, now),
-        )
-        for key in found
-    ]
+    rows: list[tuple[str, ...]] = []
+    for key, data in ((each, _as_data(each)) for each in found):
+        teams = "*" if key.teams is None else ",".join(sorted(key.teams))
+        ends = str(data["rate"] or "-"), age_of(key.created_at, now)
+        rows.append((key.name, f"...{key.last_four}", ",".join(sorted(key.rights)), teams, *ends))
     show("\n".join(align(rows)))
     return FINE
 

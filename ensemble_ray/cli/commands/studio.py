@@ -1,4 +1,4 @@
-"""`ensemble-ray studio` and `actors`: the page of recorded runs, and the processes of active runs."""
+"""`ensemble-ray studio` and `actors`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
     from ensemble_ray.studio.schemas import Actors, ProcessInfo
-
 
 _PORT = 7328
 
@@ -85,11 +84,9 @@ def studio(
     return FINE
 
 
-#: Characters of a cell, and of a name in it.
-_CELL, _NAME = 60, 40
+_CELL, _NAME = 60, 40  # characters of a cell, and of a name in it
 _NOTE = 1000
-#: Steps and agents of a process that a row names.
-_NAMED = 3
+_NAMED = 3  # steps and agents of a process that a row names
 
 
 def actors(
@@ -136,7 +133,7 @@ def actors(
 
 
 def actor_lines(found: Actors) -> Sequence[str]:
-    """Return tables of the processes of each node, of limits and of endpoints, without empty tables."""
+    """Omit empty tables."""
     lines: list[str] = []
     head = ("kind", "process", "pid", "agents", "doing", "waiting", "restarts", "memory")
     for node in found.nodes:
@@ -144,19 +141,14 @@ def actor_lines(found: Actors) -> Sequence[str]:
         lines += [name, *_table(head, map(_row, node.processes)), ""]
     if found.limiters:
         limits = [
-            (
-                screen_line(each.name, _CELL),
-                f"{each.requests} in {each.period_s:g} s",
-                str(each.queue),
-                str(each.permits),
-            )
-            for each in found.limiters
+            (screen_line(one.name, _CELL), f"{one.requests} in {one.period_s:g} s", str(one.queue), str(one.permits))
+            for one in found.limiters
         ]
         lines += [*_table(("limit", "allows", "waiting", "permits"), limits), ""]
     if found.breakers:
         rows = [
-            (screen_line(each.name, _CELL), each.state.replace("_", " "), str(each.queue), str(each.sent))
-            for each in found.breakers
+            (screen_line(one.name, _CELL), one.state.replace("_", " "), str(one.queue), str(one.sent))
+            for one in found.breakers
         ]
         lines += [*_table(("endpoint", "breaker", "waiting", "on their way"), rows), ""]
     return lines[:-1]
@@ -167,26 +159,18 @@ def _row(process: ProcessInfo) -> tuple[str, ...]:
     hidden = sum(run.more_agents for run in process.runs)
     steps = [task.step + (" (waits)" if task.since is None else "") for task in process.in_flight]
     state = "" if process.state == "ready" else f" ({process.state})"
-    return (
-        process.kind + state,
-        screen_line(process.name, _NAME),
-        _number(process.pid),
-        _names(agents, hidden),
-        _names(steps, process.more_in_flight),
-        _number(process.queue),
-        _number(process.restarts),
-        "-" if process.memory_mb is None else f"{process.memory_mb:.0f} MB",
+    work = _names(agents, hidden), _names(steps, process.more_in_flight)
+    pid, queue, restarts = (
+        "-" if each is None else str(each) for each in (process.pid, process.queue, process.restarts)
     )
+    memory = "-" if process.memory_mb is None else f"{process.memory_mb:.0f} MB"
+    return (process.kind + state, screen_line(process.name, _NAME), pid, *work, queue, restarts, memory)
 
 
 def _names(names: Sequence[str], hidden: int) -> str:
     shown = [screen_line(each, _NAME) for each in names[:_NAMED]]
     more = len(names) - len(shown) + hidden
     return ", ".join([*shown, *([f"+{more}"] if more else [])]) or "-"
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -1,10 +1,11 @@
-"""`ensemble-ray submit` and `attach`: run a team as a job of a cluster, and watch a run that another process drives."""
+"""`ensemble-ray submit` and `attach`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,23 +98,13 @@ def submit(
         say(f"Sending {directory}")
     again = f"{own_command()} attach {chosen} --address {server.address}"
     stops = f"{own_command()} cancel {chosen} on the cluster, or ray job stop {job_id}"
-    command = ClusterCommand(
-        words=words,
-        job_id=job_id,
-        on_interrupt=lambda: confirm_leaving(f"The run continues. Watch it: {again}\nEnd it: {stops}"),
-        working_dir=directory,
-        pip=pip or (),
-        env=variables,
-        run_id=chosen,
-    )
-    return command.carry_out(server)
+    leave = partial(confirm_leaving, f"The run continues. Watch it: {again}\nEnd it: {stops}")
+    sent = partial(ClusterCommand, working_dir=directory, pip=pip or (), env=variables, run_id=chosen)
+    return sent(words=words, job_id=job_id, on_interrupt=leave).carry_out(server)
 
 
-#: Timeout of a read, seconds.
 _READ_S = 60.0
-#: Polling interval for a run without an owner, seconds.
 _LOOK_S = 1.0
-#: Polling interval for the state of a run that has just ended, seconds.
 _END_S = 0.1
 
 _CODES = {"completed": FINE, "cancelled": INTERRUPTED, "waiting": WAITING}
@@ -180,7 +171,7 @@ class _Watch:
         self._is_quiet = is_quiet
 
     async def follow(self, *, is_waiting: bool) -> None:
-        """Show events until the run has ended; `is_waiting`: also wait while it has no owner."""
+        """`is_waiting`: also wait while the run has no owner."""
         from ensemble_ray.cli.view.progress import Display, ItemProgress, TaskProgress
         from ensemble_ray.record.following import RunFollower
         from ensemble_ray.record.head import read_head
@@ -189,7 +180,6 @@ class _Watch:
         progress = ItemProgress(self._run_id) if head.is_dynamic else TaskProgress(self._run_id)
         follower = RunFollower(self._store, self._run_id, outcome=self._idle_state)
         with Display(progress, is_quiet=self._is_quiet) as display:
-            # Earlier events are counted, and shown in one line.
             with display.catch_up():
                 while messages := await follower.read(0):
                     _show(display, messages)
@@ -203,7 +193,7 @@ class _Watch:
                 follower = RunFollower(self._store, self._run_id, after=follower.cursor, outcome=self._idle_state)
 
     async def _idle_state(self) -> str | None:
-        """Return the state of a run without an active owner, or None while one works on it."""
+        """None while an owner works on the run."""
         from ensemble_ray.values.outputs import RunState
 
         found = await self._store.summary(self._run_id)
@@ -212,7 +202,7 @@ class _Watch:
         return (found.state if found.state.is_final or found.state is RunState.WAITING else RunState.INTERRUPTED).value
 
     async def _read_to_end(self, follower: RunFollower, display: Display) -> bool:
-        """Show messages until no more arrive; return whether the run has reached a final state."""
+        """Return whether the run has reached a final state."""
         while not follower.is_over:
             _show(display, await follower.read(_READ_S))
         found = await self._store.summary(self._run_id)
@@ -232,7 +222,7 @@ def _show(display: Display, messages: Sequence[WireEvent]) -> None:
 
 
 def _attach_by_job(run: str, address: str, *, is_waiting: bool, as_json: bool, is_quiet: bool) -> int:
-    """Watch the run from a job on the cluster, which can read the record."""
+    """A job on the cluster can read the record."""
     from ensemble_ray.cli.jobs import ClusterCommand
     from ensemble_ray.runtime import ray_runtime_class
 
@@ -240,6 +230,6 @@ def _attach_by_job(run: str, address: str, *, is_waiting: bool, as_json: bool, i
     command = ClusterCommand(
         words=["attach", run, *(flag for flag, is_set in flags if is_set)],
         job_id=f"ensemble-ray-attach-{secrets.token_hex(4)}",
-        on_interrupt=lambda: True,  # stops watching, never the run
+        on_interrupt=lambda: True,
     )
     return command.carry_out(ray_runtime_class().job_server(address))

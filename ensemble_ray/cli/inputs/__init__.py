@@ -1,1 +1,1 @@
-"""Options of the commands, inputs of runs, and recorded runs."""
+"""Options, inputs of runs, and recorded runs."""

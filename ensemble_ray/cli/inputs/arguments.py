@@ -1,4 +1,4 @@
-"""Inputs of a run from the command line. Errors list the missing or unknown inputs of all tasks."""
+"""Inputs of a run from the command line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.teamfile import Runnable
 
-
 _SHOWN_TASKS = 3
 _SHOWN_VALUE = 60
 
 
 def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
-    """Return the inputs; pairs override the file."""
+    """Pairs override the file."""
     values = {} if file is None else _from_file(file)
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -37,16 +36,13 @@ def _from_file(file: Path) -> dict[str, object]:
         found: object = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ValidationError(f"--inputs-file: there is no file '{file}'") from None
-    except OSError as error:
-        raise ValidationError(f"--inputs-file: cannot read '{file}': {error.strerror or error}") from None
     except json.JSONDecodeError as error:
         raise ValidationError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise ValidationError(f"--inputs-file: '{file}' is not UTF-8 text") from None
-    except ValueError as error:  # a number with too many digits
-        raise ValidationError(f"--inputs-file: cannot read '{file}': {error}") from None
-    except RecursionError:
-        raise ValidationError(f"--inputs-file: cannot read '{file}': nested too deeply") from None
+    except (OSError, ValueError, RecursionError) as error:  # a number may have too many digits
+        reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "strerror", None) or error
+        raise ValidationError(f"--inputs-file: cannot read '{file}': {reason}") from None
     if not isinstance(found, dict):
         raise ValidationError(f"--inputs-file: '{file}' must hold a JSON object of names and values")
     return cast("dict[str, object]", found)
@@ -54,7 +50,7 @@ def _from_file(file: Path) -> dict[str, object]:
 
 def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
     """Return the variables of the tasks' texts, each with the tasks that use it."""
-    from ensemble_ray.plan.planner import resolve_template  # the help does not need it
+    from ensemble_ray.plan.planner import resolve_template
 
     needed: dict[str, list[str]] = {}
     for position, task in enumerate(tasks, start=1):
@@ -71,7 +67,7 @@ def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
 
 
 def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> None:
-    """Check that no input is missing; the error lists all of them, each with the tasks that use it."""
+    """The error lists all missing inputs."""
     values = {**ensemble.inputs, **inputs}
     needed = needed_inputs(ensemble.all_tasks)
     missing = {name: users for name, users in needed.items() if name not in values}
@@ -88,7 +84,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
 
 
 def check_keys_here(definition: Runnable, runtime: str | None) -> None:
-    """Check that models have API keys if this machine calls them. On a cluster, its processes have the keys."""
+    """On a cluster, its processes have the keys."""
     from ensemble_ray.definition.validation import check_model_keys
     from ensemble_ray.teamfile import find_planned_form
 
@@ -114,7 +110,7 @@ def _asks_from_here(runtime: str | None) -> bool:
 def input_warnings(
     pairs: Sequence[str], ensemble: EnsembleDefinition | None, inputs: Mapping[str, object]
 ) -> list[str]:
-    """Return warnings about inputs without effect: pairs that a later pair overrides, and names that no task uses."""
+    """Warn about pairs that a later pair overrides, and names that no task uses."""
     values: dict[str, list[str]] = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)

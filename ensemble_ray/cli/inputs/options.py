@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from ensemble_ray.errors import ValidationError
+
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_options import RunOptions
 
@@ -70,14 +72,12 @@ JobAddress = Annotated[
 
 
 def runtime_name(choice: RuntimeName | None, recorded: object = None) -> str:
-    """Return the chosen runtime, else the recorded one, else the environment's."""
-    from ensemble_ray.process.config import Settings  # the help does not need it
+    from ensemble_ray.process.config import Settings
 
     return choice.value if choice else str(recorded or Settings.from_environment().runtime)
 
 
 def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None) -> RunOptions | None:
-    """Return the options of a run with that budget and those tags, or None if there are none."""
     chosen = _read_tags(tags or ())
     if max_tokens is None and max_cost is None and not chosen:
         return None
@@ -87,8 +87,6 @@ def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[s
 
 
 def _read_tags(words: Sequence[str]) -> dict[str, str]:
-    from ensemble_ray.errors import ValidationError  # the help does not need it
-
     found: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""The recorded runs that commands work on, as the environment names them."""
+"""The recorded runs that commands work on."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ if TYPE_CHECKING:
 
     from ensemble_ray.record.stores import RecordedRun, RunStore
 
-
-#: Seconds of each unit of an age, largest first.
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def own_store() -> RunStore:
-    """Return the store that the environment names."""
     from ensemble_ray.record.opening import store_at
-    from ensemble_ray.record.stores import StoreAddress  # the help does not need them
+    from ensemble_ray.record.stores import StoreAddress
 
     return store_at(StoreAddress.of())
 
 
 def where() -> str:
-    """Describe the location of the records, never with a password."""
+    """Never with a password."""
     from ensemble_ray.record.runs import runs_directory
     from ensemble_ray.record.stores import StoreAddress
 
@@ -44,35 +41,29 @@ def no_runs() -> str:
 
 def as_data(run: RecordedRun) -> dict[str, object]:
     return {
-        "run_id": run.run_id,
-        "state": run.state.value,
-        "created_at": run.created_at.isoformat(),
-        "origin": run.origin,
-        "place": run.location,
-        "owner": run.owner,
-    }
+        "run_id": run.run_id, "state": run.state.value, "created_at": run.created_at.isoformat(), "origin": run.origin,
+        "place": run.location, "owner": run.owner,
+    }  # fmt: skip
 
 
 def age_of(created_at: datetime, now: datetime) -> str:
-    """Return the age in its largest unit."""
     seconds = max(0, int((now - created_at).total_seconds()))
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds // size} {unit}"
 
 
-#: The next step for a run in that state.
 _NEXT: Mapping[str, str] = {
     "interrupted": "Resume it: {resume}",
     "waiting": "When it is decided: {resume}",
     "cancelled": "Resume it: {resume}",
     "budget_exhausted": "Resume it with a larger budget (max_tokens or max_cost): {resume}",
 }
-#: The next step for a failed map-reduce that creates its tasks while it runs (S-MR-163).
+# A failed map-reduce that creates its tasks while it runs (S-MR-163).
 _AGAIN = "Resume it, which tries again what failed: {resume}"
 
 
 async def _next_of(run: RecordedRun) -> str:
-    """Return the next step for a run, or an empty string. A run may be resumable only from its own program."""
+    """A run may be resumable only from its own program."""
     from ensemble_ray.record.head import read_head
     from ensemble_ray.record.map_reduce_fold import refusal_of
     from ensemble_ray.record.stores import read_fork_advice, resume_advice
@@ -89,14 +80,14 @@ async def _next_of(run: RecordedRun) -> str:
 
 
 def say_where(run_id: str) -> None:
-    """Report the location of a run's record, the command that shows it, and how to resume an incomplete run."""
+    """Report the location of a run's record, and how to show and resume it."""
     from ensemble_ray.errors import EnsembleError, message_of
     from ensemble_ray.process.concurrency import run_blocking
 
     try:
         found = run_blocking(own_store().summary(run_id))
         advice = "" if found is None else run_blocking(_next_of(found))
-    except EnsembleError as error:  # the run itself is done
+    except EnsembleError as error:
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
     if found is None:

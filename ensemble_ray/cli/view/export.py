@@ -1,4 +1,4 @@
-"""Graphs of plans and runs as SVG, Mermaid or JSON, and spans of runs for an OpenTelemetry receiver."""
+"""Graphs of plans and runs as files, and spans of runs for an OpenTelemetry receiver."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RecordedRun, RunStore
     from ensemble_ray.visualization.dag_model import DagModel
     from ensemble_ray.visualization.flow import Flow
-
-
-_STDOUT = "-"
 
 Svg = Annotated[str | None, Option("--svg", metavar="FILE", help="Draw it as an SVG file; - is standard output.")]
 Mermaid = Annotated[
@@ -43,7 +40,7 @@ class Pictures:
         if self.dag is not None:
             _write(self.dag, make_dag().to_json())
         if self.mermaid is not None:
-            from ensemble_ray.visualization.rendering import render_mermaid  # the help does not need it
+            from ensemble_ray.visualization.rendering import render_mermaid
 
             _write(self.mermaid, render_mermaid(make_flow()))
         if self.svg is not None:
@@ -55,7 +52,7 @@ class Pictures:
 
 
 def _write(target: str, text: str) -> None:
-    if target == _STDOUT:
+    if target == "-":
         show(text.rstrip("\n"))
         return
     path = Path(target)
@@ -63,9 +60,6 @@ def _write(target: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     say(f"Wrote {path}")
 
-
-#: Value of `--otlp` for the receiver that the environment names.
-_ENVIRONMENT = "env"
 
 Otlp = Annotated[
     str | None,
@@ -84,13 +78,11 @@ def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown
     if url is None and has_content:
         raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
     if url is not None and is_shown:
-        raise ValidationError(
-            "--otlp sends a whole run, and shows no output. What to do: leave --json, --task, --svg, --mermaid and --dag out"
-        )
+        advice = "leave --json, --task, --svg, --mermaid and --dag out"
+        raise ValidationError(f"--otlp sends a whole run, and shows no output. What to do: {advice}")
     if url is not None and not has_run:
-        raise ValidationError(
-            "--otlp sends one run. What to do: name it, such as: ensemble-ray trace latest --otlp URL"
-        )
+        advice = "name it, such as: ensemble-ray trace latest --otlp URL"
+        raise ValidationError(f"--otlp sends one run. What to do: {advice}")
 
 
 def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool) -> None:
@@ -100,7 +92,7 @@ def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool
     from ensemble_ray.record.head import locate_errors
     from ensemble_ray.record.view.spans import recorded_spans
 
-    receiver = None if url == _ENVIRONMENT else url
+    receiver = None if url == "env" else url
     if receiver is not None and (flaw := flaw_of(receiver)):
         raise ValidationError(f"--otlp {flaw}")
     content = content_mode(True if has_content else None, os.environ)

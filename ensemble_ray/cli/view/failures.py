@@ -1,7 +1,7 @@
 """Messages about errors: what failed, where, what to do.
 
-An error is read along its chain of causes: the outermost names the place, the innermost the reason. Classes of other
-libraries are matched by name, because a cause from another process may be a replacement of its class.
+In the chain of causes the outermost error names the place, the innermost the reason. Classes of other libraries are
+matched by name, because a cause from another process may be a replacement of its class.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import brief, user_line
 
 _SHOWN = 120
-#: Messages of causes are cut: some repeat whole documents.
-_LONGEST = 2000
+_LONGEST = 2000  # some messages repeat whole documents
 _ENDPOINT = "Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL"
 
-#: Starts of messages about damaged or removed records, for which another directory is no remedy.
+# Another directory is no remedy for these.
 _DAMAGED_RECORD = ("The record ", "The run's record ")
 
-#: Advice by the class of the innermost error that has an entry.
+# By the class of the innermost error that has an entry.
 _ADVICE: Mapping[str, str] = {
     "AuthenticationError": _ENDPOINT,
     "PermissionDeniedError": _ENDPOINT,
@@ -45,7 +44,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return 2 if the user's command or definition is wrong, and 1 if a run or a command failed."""
+    """Return 2 if the user's command or definition is wrong, else 1."""
     if isinstance(error, ValidationError | PromptTemplateError | RunExistsError):
         return USAGE
     return FAILED
@@ -53,8 +52,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def describe_error(error: BaseException) -> str:
     lines = [f"Error: {line}" if not number else line for number, line in enumerate(_lines(error))]
-    advice = advice_of(error)
-    if advice:
+    if advice := advice_of(error):
         lines.append(f"  What to do: {advice}")
     if not isinstance(error, EnsembleError):
         lines.append("  For a traceback: the same command with --debug")
@@ -62,15 +60,13 @@ def describe_error(error: BaseException) -> str:
 
 
 def advice_of(error: BaseException) -> str:
-    """Return what to do about an error; empty if the message itself says it."""
+    """Empty if the message itself says it."""
     named = ""
     for cause in _chain(error):
         if isinstance(cause, RecordError) and message_of(cause).startswith(_DAMAGED_RECORD):
             return ""
-        for error_class in type(cause).__mro__:
-            if error_class.__name__ in _ADVICE:
-                named = _ADVICE[error_class.__name__]
-                break
+        classes = (each.__name__ for each in type(cause).__mro__)
+        named = next((_ADVICE[name] for name in classes if name in _ADVICE), named)
     return named
 
 
@@ -98,7 +94,7 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _why(chain: Sequence[BaseException]) -> str:
-    """Join the messages of the chain, up to the first that the text already contains."""
+    """Join messages up to the first that the text already contains."""
     shown = ""
     for cause in chain:
         text = _cut(message_of(cause))
@@ -109,7 +105,6 @@ def _why(chain: Sequence[BaseException]) -> str:
 
 
 def _user_code_of(chain: Sequence[BaseException]) -> Iterator[str]:
-    """Yield the line of user code that raised the innermost error, if user code did."""
     if line := user_line(reversed(chain)):
         yield f"  {line}"
 

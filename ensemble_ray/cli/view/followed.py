@@ -32,12 +32,12 @@ _EVENTS: Mapping[str, type[Event]] = {
     "loop_iteration_completed": events.LoopIterationCompletedEvent,
     "graph_state_completed": events.GraphStateCompletedEvent,
 }
-#: Defaults of fields that a message lacks, by the field's type.
+# Defaults by the field's type.
 _EMPTY: Mapping[object, object] = {"str": "", "int": 0, "timedelta": timedelta(), "Sequence[ToolCallRequest]": ()}
 
 
 def event_of(message: WireEvent) -> Event | None:
-    """Return the event of a message, with defaults for fields that the message lacks; None if progress ignores it."""
+    """Return None if progress ignores the event."""
     event_type = _EVENTS.get(message.type)
     if event_type is None:
         return None
@@ -58,35 +58,13 @@ def _duration(data: Mapping[str, object], name: str = "duration") -> timedelta:
 
 
 def _output(data: Mapping[str, object]) -> TaskOutput:
-    """Return an output without text, which messages about tasks lack."""
-    return TaskOutput(
-        raw="",
-        task_description=as_text(data.get("task_description")),
-        agent_role=as_text(data.get("agent_role")),
-        completed_at=utc_of(0),
-        duration=_duration(data),
-        metrics=TaskMetrics.EMPTY,
-    )
+    """Messages lack the text."""
+    task, role = as_text(data.get("task_description")), as_text(data.get("agent_role"))
+    took, at, counts = _duration(data), utc_of(0), TaskMetrics.EMPTY
+    return TaskOutput(raw="", task_description=task, agent_role=role, completed_at=at, duration=took, metrics=counts)
 
 
-def _request(data: Mapping[str, object]) -> DelegationRequest:
-    return DelegationRequest(
-        task_id=as_text(data.get("delegation_id")),
-        agent_role=as_text(data.get("worker_role")),
-        task_description=as_text(data.get("task_description")),
-    )
-
-
-def _response(data: Mapping[str, object]) -> DelegationResponse:
-    return DelegationResponse(
-        task_id=as_text(data.get("delegation_id")),
-        status=DelegationStatus.FAILURE if "reason" in data else DelegationStatus.SUCCESS,
-        worker_role=as_text(data.get("worker_role")),
-        duration=_duration(data),
-    )
-
-
-#: Fields that messages have in another form or lack.
+# Fields that messages have in another form or lack.
 _CONVERTED: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "task_output": _output,
     "output": _output,
@@ -94,6 +72,15 @@ _CONVERTED: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "cause": lambda data: EnsembleError(as_text(data.get("reason"))),
     "failure_reason": lambda data: as_text(data.get("reason")),
     "delegation_depth": lambda _: 1,
-    "request": _request,
-    "response": _response,
+    "request": lambda data: DelegationRequest(
+        task_id=as_text(data.get("delegation_id")),
+        agent_role=as_text(data.get("worker_role")),
+        task_description=as_text(data.get("task_description")),
+    ),
+    "response": lambda data: DelegationResponse(
+        task_id=as_text(data.get("delegation_id")),
+        status=DelegationStatus.FAILURE if "reason" in data else DelegationStatus.SUCCESS,
+        worker_role=as_text(data.get("worker_role")),
+        duration=_duration(data),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: `Progress` counts events, `Display` shows lines or a block that is redrawn."""
+"""`Progress` counts events of a run, `Display` shows lines or a block that is redrawn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ensemble_ray import events
 from ensemble_ray.cli.view.terminal import count_noun, is_terminal, say, screen_line
@@ -31,36 +32,26 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
 
-
 _NAME = 32
-#: Running tasks that the block lists.
-_SHOWN_TASKS = 8
-#: Each start of a task gets a line up to this many tasks.
-_SHOWN_STARTS = 50
-#: Each end of a task gets a line up to this many tasks; later ones get a line every `_EVERY_S` seconds.
-_SHOWN_ENDS = 1000
+_SHOWN_TASKS = 8  # of the block
+_SHOWN_STARTS = 50  # each start of a task gets a line up to this many tasks
+_SHOWN_ENDS = 1000  # later ends get a line every `_EVERY_S` seconds
 _EVERY_S = 2.0
-#: The same for items.
 _ITEMS_EVERY_S = 10.0
 _LABEL, _ROLE, _TEXT = 32, 24, 200
-#: Characters of a delegated task, and of its answer.
-_BRIEF = 80
-#: Warnings of one kind that are shown.
-_SHOWN_WARNINGS = 20
+_BRIEF = 80  # of a delegated task, and of its answer
+_SHOWN_WARNINGS = 20  # of one kind
 _NUMBER = re.compile(r"\d+")
-#: Templates of log messages whose failures the command line reports itself.
+#: templates of log messages
 _REPORTED_ELSEWHERE = {"Delegation by '%s' to '%s' failed: %s", "Run %s: %s failed and is left out%s"}
 _DelegationEvent = events.DelegationStartedEvent | events.DelegationCompletedEvent | events.DelegationFailedEvent
 _TaskEvent = events.TaskStartEvent | events.TaskCompleteEvent | events.TaskFailedEvent
 
 
 class UnitProgress:
-    """Progress of the loops, phases and graph of a run."""
-
     def __init__(self, caps: Mapping[str, int] | None = None, start: str = "") -> None:
         self._caps = dict(caps or {})
-        #: by graph: the state that routing chose last
-        self._states: dict[str, str] = {}
+        self._states: dict[str, str] = {}  # by graph: the state that routing chose last
         self._start = start
 
     @classmethod
@@ -75,7 +66,6 @@ class UnitProgress:
         return cls(caps, "" if graph is None else graph.start)
 
     def receive(self, event: Event) -> str | None:
-        """Count the end of an iteration or a step, and return its line."""
         match event:
             case events.LoopIterationCompletedEvent():
                 self._caps[f"loop:{event.loop_name}"] = event.max_iterations
@@ -117,71 +107,31 @@ class UnitProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The part of the terminal that is redrawn: a head line with a bar, the pace, the running work."""
+    """The part of the terminal that is redrawn."""
 
-    #: shown right of the bar
     counts: str
-    #: ended parts and their total; None: no bar
-    bar: tuple[int, int] | None
-    #: empty: no line
+    bar: tuple[int, int] | None  # ended parts and their total; None: no bar
     pace: str = ""
     lines: Sequence[str] = ()
-    #: whether no task has started; a note may be shown instead
-    is_idle: bool = False
+    is_idle: bool = False  # no task has started; a note may be shown instead
 
 
-class Progress(Protocol):
-    """The counts of one run. Times are seconds since its start."""
-
-    title: str
-
-    @property
-    def event_types(self) -> Sequence[type[Event]]:
-        """The events that it needs; the run sends no other ones to it."""
-        ...
-
-    def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
-        """Count the next event and return its line, if any; `is_live`: a block shows most of it."""
-        ...
-
-    def add_recorded(self, tasks: int, *, items: int = 0) -> None:
-        """Count tasks that the record already contains; `items` of them are of items."""
-
-    def set_total(self, total: int) -> None:
-        """Set the number of tasks or items."""
-
-    def counts(self, *, is_complete: bool = False) -> str:
-        """Describe the completed work; `is_complete`: the run has read all items."""
-        ...
-
-    def pace(self, at: float) -> str:
-        """Describe speed and usage."""
-        ...
-
-    def block(self, at: float) -> Block:
-        """Return the block at that time."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTask:
+class RunningTask(NamedTuple):
     key: str
     label: str
     agent_role: str
     started_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningDelegation:
+class RunningDelegation(NamedTuple):
     asker_role: str
     worker_role: str
-    #: 1: delegated by a task of the plan
-    depth: int
+    depth: int  # 1: delegated by a task of the plan
     started_at: float
 
 
 class TaskProgress:
-    """`Progress` of a run with a plan: tasks, model calls, delegations."""
+    """Counts of a run of tasks. Times are seconds since its start; `is_live`: a block shows most events."""
 
     event_types = (
         events.EnsembleStartedEvent, events.TaskStartEvent, events.TaskCompleteEvent, events.TaskFailedEvent,
@@ -193,33 +143,22 @@ class TaskProgress:
     def __init__(self, title: str = "", units: UnitProgress | None = None) -> None:
         self.title = escape_controls(title)
         self._units = units or UnitProgress()
-        #: whether tasks may run more than once, so that the number of executions is unknown
-        self._has_units = False
-        self.total_tasks = 0
-        self.done = 0
-        self.failed = 0
-        self.model_calls = 0
-        self.tool_calls = 0
-        self.delegations = 0
-        self.refusals = 0
-        self.failed_delegations = 0
-        self.input_tokens = 0
-        self.output_tokens = 0
+        self._has_units = False  # tasks may run more than once, so that the number of executions is unknown
+        self.total_tasks = self.done = self.failed = 0
+        self.model_calls = self.tool_calls = self.calls_open = self.input_tokens = self.output_tokens = 0
+        self.delegations = self.refusals = self.failed_delegations = 0
         self._running: dict[str, RunningTask] = {}
         #: by the task of the plan for which they work, then by id
         self._delegated: dict[str, dict[str, RunningDelegation]] = {}
         self._agents: set[str] = set()
-        self.calls_open = 0
         self._first_call_at: float | None = None
-        self._last_call_at = 0.0
-        #: when the last completed task got a line
-        self._shown_at = 0.0
+        self._last_call_at = self._shown_at = 0.0
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:  # noqa: ARG002  only runs over items use it
         self.done += tasks
 
     def set_total(self, total: int) -> None:
-        """Set the number of tasks; 0: unknown until they are created."""
+        """0: unknown until they are created."""
         self.total_tasks = total
 
     def receive(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
@@ -233,7 +172,7 @@ class TaskProgress:
                 return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
             case events.DelegationFailedEvent():
                 return _describe_delegation(event, is_refused=is_refused)
-            case _ if is_live:  # the block shows the rest
+            case _ if is_live:
                 return None
             case events.EnsembleStartedEvent():
                 total = f"{count_noun(event.total_tasks, 'task')}, " if event.total_tasks else ""
@@ -279,7 +218,7 @@ class TaskProgress:
 
     def _begin(self, event: events.TaskStartEvent, at: float) -> None:
         key = event.instance or label_of(event)
-        self._running[key] = RunningTask(key=key, label=label_of(event), agent_role=event.agent_role, started_at=at)
+        self._running[key] = RunningTask(key, label_of(event), event.agent_role, at)
         if is_inside_unit(event.instance):
             self._has_units, self.total_tasks = True, 0
         if self.total_tasks:  # a map-reduce knows its items before its reduces
@@ -292,12 +231,8 @@ class TaskProgress:
         if isinstance(event, events.DelegationStartedEvent):
             self.delegations += 1
             self._agents.add(event.worker_role)
-            open_ones[event.delegation_id] = RunningDelegation(
-                asker_role=event.delegating_agent_role,
-                worker_role=event.worker_role,
-                depth=_depth_of(event),
-                started_at=at,
-            )
+            roles = event.delegating_agent_role, event.worker_role
+            open_ones[event.delegation_id] = RunningDelegation(*roles, _depth_of(event), at)
             return
         if isinstance(event, events.DelegationFailedEvent):
             if self._is_refused(event):
@@ -307,14 +242,14 @@ class TaskProgress:
         open_ones.pop(event.delegation_id, None)
 
     def _is_refused(self, event: events.DelegationFailedEvent) -> bool:
-        """Whether no worker was called: only an error of a worker has a cause (S-DEL-51)."""
+        """Only an error of a worker has a cause (S-DEL-51)."""
         open_ones = self._delegated.get(task_instance(event.instance), {})
         return event.cause is None or event.delegation_id not in open_ones
 
     def _end(self, event: events.TaskCompleteEvent | events.TaskFailedEvent) -> None:
         key = event.instance or label_of(event)
         self._running.pop(key, None)
-        self._delegated.pop(key, None)  # delegations that end with their task have no event
+        self._delegated.pop(key, None)  # their ends have no event
         if not self._running:
             self.calls_open = 0  # a failed call has no event
 
@@ -324,18 +259,16 @@ class TaskProgress:
 
     @property
     def agents(self) -> int:
-        """Number of agents that have worked."""
         return len(self._agents)
 
     def list_delegations(self, task: RunningTask) -> Sequence[RunningDelegation]:
         return tuple(self._delegated.get(task.key, {}).values())
 
     def tokens_per_s(self, at: float) -> float:
-        """Return output tokens per second from the first model call to now, or to the last answer if no call is open."""
+        """Return the rate from the first model call to now, or to the last answer if no call is open."""
         if self._first_call_at is None:
             return 0.0
-        end = at if self.calls_open else self._last_call_at
-        passed_s = end - self._first_call_at
+        passed_s = (at if self.calls_open else self._last_call_at) - self._first_call_at
         return self.output_tokens / passed_s if passed_s > 0 else 0.0
 
     def counts(self, *, is_complete: bool = False) -> str:  # noqa: ARG002  a plan says how many there are
@@ -379,8 +312,8 @@ class TaskProgress:
 
     def _task_lines(self, task: RunningTask, at: float) -> list[str]:
         label, role = screen_line(task.label, _LABEL), screen_line(task.agent_role, _ROLE)
-        lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
         open_ones = self.list_delegations(task)
+        lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
         for each in open_ones[:_SHOWN_TASKS]:
             roles = f"{screen_line(each.asker_role, _ROLE)} asks {screen_line(each.worker_role, _ROLE)}"
             lines.append(f"  {'  ' * each.depth}\u21b3 {roles}  {at - each.started_at:.0f} s")
@@ -390,12 +323,10 @@ class TaskProgress:
 
 
 def label_of(event: _TaskEvent) -> str:
-    """Return the task's key, as plans and traces show it."""
     return node_key(event.instance) or f"task-{event.task_index}"
 
 
 def _depth_of(event: _DelegationEvent) -> int:
-    """Return the nesting depth of a delegation; 1: delegated by a task of the plan."""
     depth, asker = 1, delegating_call(event.instance)
     while asker is not None:
         depth, asker = depth + 1, delegating_call(asker)
@@ -409,7 +340,6 @@ def _describe_task(event: _TaskEvent) -> str:
 
 
 def _describe_delegation(event: _DelegationEvent, *, is_refused: bool = False) -> str:
-    """Return the line of a delegation, indented by its depth."""
     asker, worker = screen_line(event.delegating_agent_role, _ROLE), screen_line(event.worker_role, _ROLE)
     inset = "  " * _depth_of(event)
     match event:
@@ -428,14 +358,14 @@ def _seconds(duration: timedelta) -> str:
 
 
 class Display:
-    """Shows one run: `with Display(...) as display`, with `display.listener` among the run's listeners.
+    """Shows one run.
 
     `count` returns the number of items; it may read a large file, and runs in a thread beside the run.
     """
 
     def __init__(
         self,
-        progress: Progress,
+        progress: TaskProgress | ItemProgress,
         *,
         is_quiet: bool = False,
         count: Callable[[], int] | None = None,
@@ -452,8 +382,7 @@ class Display:
         self._note = ""
         self._is_catching_up = False
         self._lock = threading.Lock()
-        #: serializes events; held while they must wait for recorded ones
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # serializes events; held while they must wait for recorded ones
         self._live: Any = None
         self._log = _Warnings(self.note_line)
 
@@ -465,20 +394,22 @@ class Display:
         log = logging.getLogger("ensemble_ray")
         if not log.isEnabledFor(logging.DEBUG):  # with --debug, the log is shown instead
             log.addHandler(self._log)
-        if self._count is not None:
-            threading.Thread(target=self._set_total, args=(self._count,), daemon=True).start()
+        if (count := self._count) is not None:
+
+            def set_total() -> None:
+                with contextlib.suppress(OSError):  # the run reports problems of its items
+                    total = count()
+                    with self._lock:
+                        self._progress.set_total(total)
+
+            threading.Thread(target=set_total, daemon=True).start()
         if self._is_live:
-            from rich.console import Console  # only terminals need it
+            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(
-                get_renderable=self._render,
-                console=Console(stderr=True, highlight=False),
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
+            console = Console(stderr=True, highlight=False)
+            live = partial(Live, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live = live(get_renderable=self._render, console=console)
             self._live.start()
         return self
 
@@ -490,27 +421,20 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def _set_total(self, count: Callable[[], int]) -> None:
-        with contextlib.suppress(OSError):  # the run reports problems of its items
-            total = count()
-            with self._lock:
-                self._progress.set_total(total)
-
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        """Hold back events until the end of the block: a resumed run shows its recorded work first."""
+        """Hold back events: a resumed run shows its recorded work first."""
         with self._turn:
             yield
 
     def add_recorded(self, tasks: int, *, items: int = 0) -> None:
-        """Count and show tasks that the record already contains; `items` of them are of items."""
         with self._lock:
             self._progress.add_recorded(tasks, items=items)
         if tasks:
             self.note_line(f"{count_noun(tasks, 'task')} from the record")
 
     def note(self, text: str) -> None:
-        """Show activity other than tasks; the block contains the latest note."""
+        """Show activity other than tasks."""
         self._note = escape_controls(text)
         if self._live is None:
             self.note_line(text)
@@ -526,14 +450,13 @@ class Display:
             say(text)
 
     def summary(self, *, is_complete: bool = False) -> str:
-        """Return the final counts on one line; `is_complete`: the run has read all items."""
         at = self.elapsed_s
         with self._lock:
             return f"{self._progress.counts(is_complete=is_complete)} in {at:.1f} s: {self._progress.pace(at)}"
 
     @contextlib.contextmanager
     def catch_up(self) -> Generator[None]:
-        """Count events inside the block without showing their lines: they are in the past."""
+        """Count events without showing their lines."""
         self._is_catching_up = True
         try:
             yield
@@ -553,7 +476,7 @@ class Display:
                 self.note_line(f"{at:7.1f} s  {line}")
 
     def _render(self) -> RenderableType:
-        from rich.console import Group  # only terminals need it
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -574,7 +497,7 @@ class Display:
 
 
 def _make_listener(show: Callable[[Event], None], event_types: Sequence[type[Event]]) -> EnsembleListener:
-    """Return a listener that overrides the methods of these events alone: the run sends no other events to it."""
+    """Override the methods of these events alone: the run sends no other events to the listener."""
 
     def show_start(_listener: object, ensemble_id: str, workflow: str, total_tasks: int) -> None:
         show(events.EnsembleStartedEvent(ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks))
@@ -588,20 +511,15 @@ def _make_listener(show: Callable[[Event], None], event_types: Sequence[type[Eve
 
 
 class _Warnings(logging.Handler):
-    """Shows the library's warnings and notices among the progress lines."""
-
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__()
         self._show = show
-        #: shown lines by their text without numbers
-        self._shown: dict[str, str] = {}
-        #: shown lines by template
-        self._kinds: defaultdict[str, list[str]] = defaultdict(list)
-        #: number of further messages like a shown line
-        self._more: Counter[str] = Counter()
+        self._shown: dict[str, str] = {}  # shown lines by their text without numbers
+        self._kinds: defaultdict[str, list[str]] = defaultdict(list)  # shown lines by template
+        self._more: Counter[str] = Counter()  # further messages like a shown line
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a message. Count it instead if only numbers differ from an earlier one, or its kind has many."""
+        """Count a message if only numbers differ from an earlier one, or its kind has many."""
         template = str(getattr(record, "template", record.msg))
         if record.name == NOTICES:
             self._show(record.getMessage())
@@ -621,35 +539,25 @@ class _Warnings(logging.Handler):
             self._show(f"  {count:,} more like {line}")
 
 
-# Runs over items.
-
 _SHOWN_FAILURES = 20
 
 
 class ItemProgress:
-    """`Progress` of a run over items. `is_scanned`: a scan of a file counts the items while the run works."""
+    """`is_scanned`: a scan of a file counts the items while the run works."""
 
-    #: no further events: there may be a hundred thousand tasks
+    # There may be a hundred thousand tasks.
     event_types = (events.EnsembleStartedEvent, events.TaskStartEvent, events.TaskCompleteEvent, events.TaskFailedEvent)
 
     def __init__(self, title: str = "", total: int | None = None, *, is_scanned: bool = False) -> None:
         self.title = escape_controls(title)
         self.total = total
-        #: counted from events and from the record
-        self._reported_done = 0
-        self._reported_failed = 0
-        self.reduces_done = 0
-        #: whether one task handled all items (S-MR-82)
-        self.is_direct = False
-        self.running = 0
-        self.input_tokens = 0
-        self.output_tokens = 0
-        #: keys of failed items whose errors were shown
+        self._reported_done = self._reported_failed = self.reduces_done = self.running = 0
+        self.input_tokens = self.output_tokens = 0
+        self.is_direct = False  # one task handled all items (S-MR-82)
         self.shown_failures: set[str] = set()
         self._is_scanned = is_scanned
         self._run: MapReduceRun | None = None
-        #: items that were done before this process resumed the run
-        self._recorded = 0
+        self._recorded = 0  # done before this process resumed the run
         self._first_at: float | None = None
         self._last_at = 0.0
         self._next_line_at = _ITEMS_EVERY_S
@@ -660,17 +568,16 @@ class ItemProgress:
         self._recorded = items
 
     def follow(self, run: MapReduceRun) -> None:
-        """Use the run's counts too: refused items, and items that run as a loop, have no task event."""
+        """Refused items, and items that run as a loop, have no task event."""
         self._run = run
 
     @property
     def items_done(self) -> int:
-        """Items with an output, by the run's counts or by events, whichever is higher."""
+        """By the run's counts or by events, whichever is higher."""
         return max(self._reported_done, 0 if self._run is None else self._run.completed_count)
 
     @property
     def items_failed(self) -> int:
-        """Failed items, counted like `items_done`."""
         return max(self._reported_failed, 0 if self._run is None else self._run.failed_count)
 
     def set_total(self, total: int) -> None:
@@ -708,7 +615,7 @@ class ItemProgress:
                     self.reduces_done += 1
                 metrics = event.task_output.metrics
                 self._add_tokens(metrics.input_tokens, metrics.output_tokens)
-            case events.LlmIterationCompletedEvent():  # of an attached run, whose outputs have no metrics
+            case events.LlmIterationCompletedEvent():  # outputs of an attached run have no metrics
                 self._add_tokens(event.input_tokens, event.output_tokens)
             case events.TaskFailedEvent():
                 self._end(at)
@@ -729,21 +636,19 @@ class ItemProgress:
         return self.items_done + self.items_failed
 
     def items_per_s(self, at: float) -> float:
-        """Return items per second from the first start to now, or to the last end if no task is running."""
+        """Return the rate from the first start to now, or to the last end if no task is running."""
         if self._first_at is None:
             return 0.0
         passed_s = (at if self.running else self._last_at) - self._first_at
         return (self.ended - self._recorded) / passed_s if passed_s > 0 else 0.0
 
     def left_s(self, at: float) -> float | None:
-        """Return the estimated seconds until the last item ends, or None if unknown."""
         pace = self.items_per_s(at)
         if self.total is None or not pace or not self.running or self.ended >= self.total:
             return None
         return (self.total - self.ended) / pace
 
     def counts(self, *, is_complete: bool = False) -> str:
-        """Return the counts: `120/1,000 items, 2 failed`; `is_complete`: the run has read all items."""
         # One task for all items does not reveal their number.
         total = self.ended if is_complete and self._is_scanned and not self.is_direct else self.total
         if self.is_direct:
@@ -755,8 +660,12 @@ class ItemProgress:
 
     def pace(self, at: float) -> str:
         parts = [f"{self.items_per_s(at):.1f} items/s", f"{self.input_tokens:,} + {self.output_tokens:,} tokens"]
-        left_s = self.left_s(at)
-        return ", ".join([*parts, f"{_duration(left_s)} left"] if left_s is not None else parts)
+        if (left_s := self.left_s(at)) is not None:
+            minutes, seconds = divmod(round(left_s), 60)
+            hours, minutes = divmod(minutes, 60)
+            left = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+            parts.append(f"{left} left")
+        return ", ".join(parts)
 
     def block(self, at: float) -> Block:
         return Block(
@@ -765,11 +674,3 @@ class ItemProgress:
             pace=self.pace(at) if self.ended else "",
             is_idle=not (self.running or self.ended),
         )
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

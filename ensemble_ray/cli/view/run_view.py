@@ -1,4 +1,4 @@
-"""Views of a run: progress, output, closing lines and exit code, for teams and for runs over items."""
+"""Views of a run: progress, output, closing lines and exit code."""
 
 from __future__ import annotations
 
@@ -28,37 +28,32 @@ if TYPE_CHECKING:
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.trace import GraphTrace, LoopTrace
 
-
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
 
 def error_data(error: RecordedError) -> dict[str, object]:
-    """Return the error of a failed run as JSON data (S-ERR-68)."""
-    data: dict[str, object] = {"type": error.error_type, "message": error.message}
-    if error.place:
-        data["place"] = error.place
-    if error.causes:
-        data["causes"] = [{"type": each.error_type, "message": each.message} for each in error.causes]
-    return data
+    causes = [{"type": each.error_type, "message": each.message} for each in error.causes]
+    more = {"place": error.place, "causes": causes}
+    return {"type": error.error_type, "message": error.message, **{key: each for key, each in more.items() if each}}
 
 
 def notes_of(incomplete_answers: int, capped: Iterable[str]) -> list[str]:
-    """Return notes on a result: incomplete or empty answers, and loops or graphs that ended at their caps."""
+    """Report incomplete answers, and loops or graphs that ended at their caps."""
     counted = [count_noun(incomplete_answers, "incomplete answer")] if incomplete_answers else []
     return [*counted, *(f"{each} ended at its cap" for each in capped)]
 
 
 async def read_notes(store: RunStore, run_id: str) -> list[str]:
-    """Return `notes_of` of a failed run, or an empty list if the record has no end or cannot be read."""
+    """Return no notes if the record has no end or cannot be read."""
     try:
         end = (await read_head(store, run_id)).end
-    except RecordError:  # the run's error is shown anyway
+    except RecordError:
         return []
     return [] if end is None else notes_of(end.incomplete_answers, end.capped)
 
 
 async def read_end(store: RunStore, run_id: str) -> tuple[dict[str, Any], Sequence[str]]:
-    """Return the state and the text of a run as JSON data, and further lines about its first error."""
+    """Return the state and the text as JSON data, and further lines about the first error."""
     found = await store.find(run_id)
     head = await read_head(store, run_id)
     end = head.end
@@ -68,20 +63,16 @@ async def read_end(store: RunStore, run_id: str) -> tuple[dict[str, Any], Sequen
             text = await _last_text(store, run_id) if head.is_dynamic else fold_output(await store.facts(run_id)).raw
     errors = head.errors
     data = {
-        "run_id": run_id,
-        "state": found.state.value,
-        "exit_reason": None if end is None else end.reason.value,
-        "raw": text,
-        "error": error_data(errors[0]) if errors else None,
+        "run_id": run_id, "state": found.state.value, "exit_reason": None if end is None else end.reason.value,
+        "raw": text, "error": error_data(errors[0]) if errors else None,
         "errors": [f"task '{each.key}': {each.message}" if each.key else each.message for each in errors],
-        "notes": [] if end is None else notes_of(end.incomplete_answers, end.capped),
-        "record": found.location,
-    }
+        "notes": [] if end is None else notes_of(end.incomplete_answers, end.capped), "record": found.location,
+    }  # fmt: skip
     return data, errors[0].lines() if errors else ()
 
 
 async def _last_text(store: RunStore, run_id: str) -> str | None:
-    """Return the text of a map-reduce's last reduce, or None, as for a map without reduces."""
+    """Return None for a map without reduces."""
     history, text = RunHistory(), None
     for instance in map(instance_of, (FINAL, DIRECT)):
         for fact in await store.facts_of(run_id, instance):
@@ -91,15 +82,14 @@ async def _last_text(store: RunStore, run_id: str) -> str | None:
     return text
 
 
-#: Early ends that the user did not choose.
+# Early ends that the user did not choose.
 _UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
-#: Failed items that the closing lines name.
 _SHOWN_FAILURES = 3
 _TEXT = 160
 
 
 class TerminalRunView:
-    """The view of a run of a team. `render` returns the text of the output."""
+    """`render` returns the text of the output."""
 
     def __init__(
         self,
@@ -114,11 +104,10 @@ class TerminalRunView:
         self._render = render
 
     def begin(self, run: Run | MapReduceRun) -> None:
-        """Count the tasks that the record of a started run already contains."""
         self.display.add_recorded(run.recorded_tasks, items=run.recorded_items)
 
     def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """Count the results of an ended run; None: it never started, or has no output."""
+        """None: the run never started, or has no output."""
         # `begin` has counted the recorded tasks of a resumed run.
         if run is not None and output is not None and run.is_replayed and not run.recorded_tasks:
             self._add_recorded(output)
@@ -127,48 +116,38 @@ class TerminalRunView:
         self.display.add_recorded(len(output.task_outputs))
 
     def to_text(self, output: EnsembleOutput) -> str | None:
-        """Return the text for standard output; None for a run that waits for reviews."""
+        """Return None for a run that waits for reviews."""
         return None if output.state.value == "waiting" else self._render(output)
 
     def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
-        """Return the output as JSON data without its trace, which the command `trace` shows."""
+        """The command `trace` shows the trace."""
         return output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
 
     def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
-        """Return the closing lines. A failed run has no output, and its `notes` come from its record."""
+        """A failed run has no output; its record has its `notes`."""
         counts = self.display.summary(is_complete=output is not None and output.is_complete)
-        lines = ["; ".join([counts, *(notes if output is None else _notes(output))])]
-        return lines if output is None else [*lines, *_open_reviews(output)]
+        if output is None:
+            return ["; ".join([counts, *notes])]
+        graphs = [] if output.trace.graph_trace is None else [output.trace.graph_trace]
+        units: list[LoopTrace | GraphTrace] = [*output.trace.loop_traces, *graphs]
+        capped = dict.fromkeys(each.path.rpartition("/")[2] for each in units if each.termination_reason in CAPS)
+        lines = ["; ".join([counts, *notes_of(output.metrics.total_incomplete_answers, capped)])]
+        if output.open_reviews:  # each with the command that decides it (S-REV-122)
+            lines.append(f"The run waits for {count_noun(len(output.open_reviews), 'review')}:")
+        for review in output.open_reviews:
+            asked = f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
+            lines.append(f"  {screen_line(asked, _TEXT)}")
+            lines.append(f"    {own_command()} review {review.run_id} {review.gate_id} approve | edit FILE | exit")
+        return lines
 
     def exit_code(self, output: EnsembleOutput) -> int:
-        """Return the exit code of a run that has an output and was not cancelled."""
         if output.state.value == "waiting":
             return WAITING
         return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
 
 
-def _notes(output: EnsembleOutput) -> list[str]:
-    """Return notes on incomplete answers, and on loops and graphs that ended at their caps (S-LOOP-191)."""
-    trace = output.trace
-    units: list[LoopTrace | GraphTrace] = [] if trace is None else [*trace.loop_traces]
-    if trace is not None and trace.graph_trace is not None:
-        units.append(trace.graph_trace)
-    capped = dict.fromkeys(each.path.rpartition("/")[2] for each in units if each.termination_reason in CAPS)
-    return notes_of(output.metrics.total_incomplete_answers, capped)
-
-
-def _open_reviews(output: EnsembleOutput) -> list[str]:
-    """Return the open reviews of a run, each with the command that decides it (S-REV-122)."""
-    lines: list[str] = []
-    for review in output.open_reviews:
-        asked = f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
-        lines.append(f"  {screen_line(asked, _TEXT)}")
-        lines.append(f"    {own_command()} review {review.run_id} {review.gate_id} approve | edit FILE | exit")
-    return [f"The run waits for {count_noun(len(output.open_reviews), 'review')}:", *lines] if lines else []
-
-
 class ItemView(TerminalRunView):
-    """The view of a run over items (S-MR-185 to S-MR-187)."""
+    """See S-MR-185 to S-MR-187."""
 
     def __init__(self, definition: MapDefinition, title: str, *, is_quiet: bool = False) -> None:
         super().__init__(title, is_quiet=is_quiet)
@@ -189,14 +168,14 @@ class ItemView(TerminalRunView):
         self._follow(run)
 
     def _follow(self, run: Run | MapReduceRun | None) -> None:
-        from ensemble_ray.runs.map_reduce.launcher import MapReduceRun  # already imported if there is a run
+        from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
 
         if isinstance(run, MapReduceRun):
             self._progress.follow(run)
 
     def _add_recorded(self, output: EnsembleOutput) -> None:
         self.display.add_recorded(len(output.task_outputs), items=_count_done(output))
-        first = next(iter(() if output.trace is None else output.trace.task_traces), None)
+        first = next(iter(output.trace.task_traces), None)
         self._progress.is_direct = first is not None and first.node_type == "direct"
 
     @property
@@ -210,7 +189,7 @@ class ItemView(TerminalRunView):
         return None if self._definition.results is not None else "\n".join(each.raw for each in output.task_outputs)
 
     def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
-        """Return counts, files and costs. Results of items are in the file of rows."""
+        """Results of items are in the file of rows."""
         metrics = output.metrics
         return {
             "run_id": output.run_id,
@@ -224,7 +203,7 @@ class ItemView(TerminalRunView):
         }
 
     def summarize(self, output: EnsembleOutput | None, notes: Sequence[str] = ()) -> Sequence[str]:
-        """Return counts, the files of rows and failed items, and the first failures."""
+        """Include files and the first failures."""
         progress, lines = self._progress, list(super().summarize(output, notes))
         if self._definition.results is not None:
             lines.append(f"Rows: {_describe_rows(self._definition.results, progress.items_done)}")
@@ -253,7 +232,6 @@ def _count_done(output: EnsembleOutput) -> int:
 
 
 def _describe_rows(path: Path, done: int) -> str:
-    """Return the path, with the number of its rows if the file has lines."""
     if path.suffix.lower() != ".jsonl":
         return str(path)
     try:

@@ -1,4 +1,4 @@
-"""Output of the command line: results to standard output, everything else to standard error.
+"""Results go to standard output, other text to standard error.
 
 Only this module writes to the streams. It escapes foreign text, so that terminals do not obey it.
 """
@@ -19,32 +19,30 @@ from typing import Any, TextIO
 
 from ensemble_ray.text.foreign_text import escape_controls, escape_json, escape_surrogates
 
-#: Exit codes. PARTLY: the run completed without the items that failed. WAITING: reviews are open.
+# PARTLY: the run completed without the items that failed. WAITING: reviews are open.
 FINE, FAILED, USAGE, PARTLY, WAITING, INTERRUPTED = 0, 1, 2, 3, 4, 130
-#: The stream of results after `reserve_stdout`.
-_reserved: list[TextIO] = []
-#: Environment variable with the mark of results, for a command that runs as a job: its log contains both streams.
+_reserved: list[TextIO] = []  # the stream of results after `reserve_stdout`
+# With the mark of results, for a command that runs as a job: its log contains both streams.
 MARK_VARIABLE = "ENSEMBLE_RAY_RESULT_MARK"
-#: The prefix of results after `frame_results`.
-_marks: list[str] = []
+_marks: list[str] = []  # the prefix of results after `frame_results`
 
 
 def show(text: str) -> None:
-    """Write a result with foreign text escaped (S-SEC-60)."""
+    """Escape foreign text (S-SEC-60)."""
     _write(escape_controls(text))
 
 
 def show_answer(text: str) -> None:
-    """Write the answer of a run: escaped on a terminal, unchanged to a pipe or file (S-SEC-61)."""
+    """Escape foreign text on a terminal, and leave it unchanged in a pipe or file (S-SEC-61)."""
     _write(escape_controls(text) if _results().isatty() else escape_surrogates(text))
 
 
 def show_json(data: object) -> None:
-    """Write a result as JSON; numbers that JSON lacks become strings."""
+    """Numbers that JSON lacks become strings."""
     try:
         text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # NaN, or a user's value without a JSON form
-        from ensemble_ray.values.trace import jsonable  # most results do not need it
+        from ensemble_ray.values.trace import jsonable
 
         plain = json.loads(json.dumps(jsonable(data)), parse_constant=str)
         text = json.dumps(plain, indent=2, ensure_ascii=False)
@@ -52,7 +50,6 @@ def show_json(data: object) -> None:
 
 
 def show_result(data: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Write a result as JSON or as lines."""
     if as_json:
         show_json(data)
     else:
@@ -60,21 +57,19 @@ def show_result(data: object, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def show_json_text(text: str) -> None:
-    """Write a result that is JSON; control and unencodable characters become JSON escapes, which keeps the data."""
+    """Control and unencodable characters become JSON escapes, which keeps the data."""
     _write(escape_json(text, _results().encoding))
 
 
 def say(text: str) -> None:
     """Write progress, a note or an error with foreign text escaped (S-SEC-60)."""
-    flush_results()  # keeps the order in a log of both streams
-    _put(sys.stderr, f"{escape_controls(text)}\n")  # one write, because several threads call this
-    _put(sys.stderr)
+    say_piece(f"{text}\n")
 
 
 def say_piece(text: str) -> None:
-    """Write a part of a line of progress, with foreign text escaped."""
-    flush_results()
-    _put(sys.stderr, escape_controls(text))
+    """Write a part of a line."""
+    flush_results()  # keeps the order in a log of both streams
+    _put(sys.stderr, escape_controls(text))  # one write, because several threads call this
     _put(sys.stderr)
 
 
@@ -88,7 +83,7 @@ def _write(text: str) -> None:
 
 
 def _put(stream: TextIO, text: str = "") -> None:
-    """Write a text, or flush if it is empty. After the reader of a pipe has left, output is discarded (S-SEC-66)."""
+    """Flush without a text. After the reader of a pipe has left, output is discarded (S-SEC-66)."""
     try:
         if text:
             stream.write(text)
@@ -101,13 +96,13 @@ def _put(stream: TextIO, text: str = "") -> None:
 
 
 def guard_streams() -> None:
-    """Escape unencodable and foreign text of this process: output, log lines, warnings, uncaught errors (S-SEC-64)."""
+    """Escape unencodable and foreign text of output, log lines, warnings and uncaught errors (S-SEC-64)."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
-        if stream is None:  # it was closed when the program was started
+        if stream is None:  # closed when the program was started
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open until the process ends
         else:
-            # Unencodable characters become escapes such as `\u2026` instead of an error (S-LLM-34).
+            # Escapes such as `\u2026` instead of an error (S-LLM-34).
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
@@ -140,8 +135,8 @@ def _format_error(*uncaught: Any) -> str:
 def reserve_stdout() -> None:
     """Keep standard output for results until the process ends (S-SEC-63).
 
-    Everything else that is written to it goes to standard error: output of a team's modules, of tools, of libraries that write
-    to the descriptor, and of processes that are started later.
+    Other output goes to standard error: of a team's modules, tools, libraries that write to the descriptor, and processes
+    that are started later.
     """
     sys.stdout.flush()
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
@@ -153,7 +148,7 @@ def reserve_stdout() -> None:
 def frame_results() -> None:
     """If the environment has a mark, write each result as a line of JSON after it (S-CLU-14).
 
-    The mark is removed from the environment, so that commands started by tools write normally.
+    Commands that tools start write normally, because the mark is removed.
     """
     mark = os.environ.pop(MARK_VARIABLE, "")
     if mark:
@@ -168,7 +163,7 @@ def flush_results() -> None:
 
 
 def own_command() -> str:
-    """Return the command by which the user can call this program: its name if PATH finds it, else its path."""
+    """Return the program's name if PATH finds it, else its path."""
     program = Path(sys.argv[0])
     found = shutil.which("ensemble-ray")
     if program.name != "ensemble-ray":  # `python -m`, or another program that imports this package
@@ -180,23 +175,20 @@ def own_command() -> str:
 
 
 def is_terminal() -> bool:
-    """Whether standard error is a terminal that can redraw."""
     return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("CI")
 
 
 def screen_line(text: str, length: int) -> str:
-    """Return a text on one line, cut to a length, with control characters escaped."""
+    """Escape control characters and cut to a length."""
     # Cut first: an answer can be very long.
     clean = escape_controls(" ".join(text[: 4 * length].split()))
     return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line per row, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def count_noun(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 task`, `2 tasks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Runs the model server in a separate process, for benchmarks."""
+"""Runs the model server in a separate process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _straggling(text: str, *, median_s: float, sigma: float) -> Script:
-    """Return a script with delays drawn from the last message, so that equal questions have equal delays."""
+    """Draw delays from the last message, so that equal questions have equal delays."""
     normal = NormalDist()
 
     def answer(request: ServedRequest) -> Reply:

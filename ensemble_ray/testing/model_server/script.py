@@ -12,42 +12,35 @@ from typing import Literal, cast
 
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
-#: Token usage of every answer without its own usage.
 DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 
 
 class ServedRequest:
-    """One request as received by the server; the body is parsed on first use."""
+    """One request; the body is parsed on first use."""
 
     def __init__(
         self, path: str, headers: Mapping[str, str], raw: bytes, *, number: int = 0, arrived_at: float = 0.0
     ) -> None:
-        #: the request's path, with its query
-        self.path = path
+        self.path = path  # with its query
         self._headers = headers
-        #: the body's bytes
         self.raw = raw
-        #: position in order of arrival, from 0
-        self.number = number
-        #: when its last byte was read, Unix time, s
-        self.arrived_at = arrived_at
-        #: when the whole answer was written to the open connection, Unix time, s; None before that, and for faults.
-        #: The client may have died before it read the answer.
-        self.answered_at: float | None = None
+        self.number = number  # position in order of arrival, from 0
+        self.arrived_at = arrived_at  # when its last byte was read, Unix time, s
+        self.answered_at: float | None = None  # when the whole answer was written, Unix time, s; None for faults
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Return the headers by lower-case name."""
+        """Headers by lower-case name."""
         return {name.lower(): value for name, value in self._headers.items()}
 
     @property
     def key(self) -> str:
-        """Return the `Idempotency-Key` header: the same for every repetition of one model call; empty without one."""
+        """The `Idempotency-Key` header, or empty."""
         return self.headers.get("idempotency-key", "")
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of the body; requests with the same digest are identical."""
+        """SHA-256 of the body."""
         return sha256(self.raw).hexdigest()
 
     @cached_property
@@ -57,12 +50,12 @@ class ServedRequest:
 
     @property
     def model(self) -> str:
-        """The model asked for."""
+        """Name of the requested model."""
         return str(self.body.get("model", ""))
 
     @property
     def messages(self) -> Sequence[Mapping[str, object]]:
-        """The conversation as sent."""
+        """The conversation."""
         return cast("list[Mapping[str, object]]", self.body.get("messages", []))
 
     @property
@@ -79,18 +72,18 @@ class ServedRequest:
     @property
     def stream(self) -> bool:
         """Whether the client asked for a stream."""
-        # Search the bytes first, so that a fixed answer needs no parsing.
+        # A fixed answer needs no parsing.
         return b'"stream"' in self.raw and self.body.get("stream") is True
 
     @property
     def response_format(self) -> Mapping[str, object] | None:
-        """The requested response format, as sent, or None."""
+        """The requested response format, if any."""
         found = self.body.get("response_format")
         return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the client asked for a usage chunk at the end of the stream."""
+        """Whether a stream should end with a usage chunk."""
         options = cast("Mapping[str, object]", self.body.get("stream_options") or {})
         return options.get("include_usage") is True
 
@@ -101,23 +94,15 @@ class Reply:
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
-    #: why the model stopped; None: `tool_calls` with tool calls, else `stop`
-    finish_reason: str | None = None
-    #: None: the answer contains no usage
-    usage: TokenUsage | None = DEFAULT_USAGE
-    #: fragments of the streamed text; None: words
-    fragments: Sequence[str] | None = None
-    #: added to the server's latency
-    latency_s: float = 0.0
-    #: pause between streamed pieces
-    fragment_delay_s: float = 0.0
-    #: streamed: cut the connection after that many pieces
-    cut_after: int | None = None
-    #: streamed: whether the finish reason and `[DONE]` are sent; without them a client cannot know that it is complete
-    is_ended: bool = True
-    #: the model's reasoning before the text, sent as `reasoning_content`
-    reasoning: str | None = None
-    #: further provider-specific members of the message; streamed in one piece before the text
+    finish_reason: str | None = None  # None: `tool_calls` with tool calls, else `stop`
+    usage: TokenUsage | None = DEFAULT_USAGE  # None: the answer contains no usage
+    fragments: Sequence[str] | None = None  # of the streamed text; None: words
+    latency_s: float = 0.0  # added to the server's latency
+    fragment_delay_s: float = 0.0  # pause between streamed pieces
+    cut_after: int | None = None  # streamed: cut the connection after that many pieces
+    is_ended: bool = True  # streamed: whether the finish reason and `[DONE]` are sent
+    reasoning: str | None = None  # sent as `reasoning_content` before the text
+    #: provider-specific; streamed in one piece before the text
     members: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
@@ -130,9 +115,8 @@ class Reply:
 class Fault:
     """An answer that fails.
 
-    `status` answers with that HTTP status and an error object (status 200: an error body in an answer that looks
-    successful; streamed: as the only event), `drop` cuts the connection, `garbage` answers 200 with a body that is not
-    JSON, `silence` never answers.
+    `status` answers with that HTTP status and an error object (200: in an answer that looks successful; streamed: as the
+    only event), `drop` cuts the connection, `garbage` answers 200 without JSON, `silence` never answers.
     """
 
     kind: Literal["status", "drop", "garbage", "silence"] = "status"
@@ -144,10 +128,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawAnswer:
-    """An answer with bytes chosen by the script, for cases that no other answer can express."""
+    """An answer whose bytes the script chooses."""
 
-    #: the whole body; a sequence is sent piece by piece
-    body: bytes | Sequence[bytes]
+    body: bytes | Sequence[bytes]  # a sequence is sent piece by piece
     content_type: str = "application/json"
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -157,7 +140,7 @@ Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | RawAnswer 
 
 
 def reply_of(answer: Answer) -> Reply | RawAnswer | Fault:
-    """Return the answer in its detailed form."""
+    """Return the detailed form."""
     if isinstance(answer, Reply | RawAnswer | Fault):
         return answer
     if isinstance(answer, str):
@@ -186,7 +169,7 @@ def _usage(usage: TokenUsage) -> Mapping[str, object]:
 
 
 def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
-    """Return a chat completion in one piece."""
+    """Return an answer in one piece."""
     reasoning = {} if reply.reasoning is None else {"reasoning_content": reply.reasoning}
     message: dict[str, object] = {"role": "assistant", "content": reply.text, **reasoning, **reply.members}
     if reply.tool_calls:
@@ -207,7 +190,7 @@ def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
 
 
 def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> Iterator[bytes]:
-    """Yield the same answer as server-sent events, one item per event."""
+    """Yield the same answer as server-sent events."""
 
     def event(choices: Sequence[object], **more: object) -> bytes:
         body = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 0, "model": model}
@@ -233,7 +216,7 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
 
 
 def _message_deltas(reply: Reply) -> Iterator[Mapping[str, object]]:
-    """Yield the parts of a message in the order of providers: reasoning, further members, text."""
+    """Yield the parts in the order of providers."""
     words = re.compile(r"\S+\s*|\s+")
     for fragment in words.findall(reply.reasoning or ""):
         yield {"reasoning_content": fragment}
@@ -244,5 +227,5 @@ def _message_deltas(reply: Reply) -> Iterator[Mapping[str, object]]:
 
 
 def error_bytes(message: str, *, kind: str, code: str | None = None) -> bytes:
-    """Return an error body in the form of providers."""
+    """Return an error body."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()

@@ -1,8 +1,4 @@
-"""A chat-completions server with scripted answers for tests and benchmarks; it listens only on loopback.
-
-It runs in a thread (`with ModelServer(...) as server`) or in a separate process
-(`python -m ensemble_ray.testing.model_server --latency-ms 200`, which prints its URL).
-"""
+"""A chat-completions server with scripted answers, on loopback."""
 
 from __future__ import annotations
 
@@ -50,25 +46,23 @@ async def reply_with(
 
 
 def drop(http: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
-    """Cut the connection without sending more bytes."""
+    """Cut the connection."""
     if http.transport is not None:
         http.transport.abort()
-    return response or web.StreamResponse()  # the library requires a response, but can no longer send it
+    return response or web.StreamResponse()  # the library requires a response
 
 
-#: Returns the vector of a text.
-Embed: TypeAlias = Callable[[str], Sequence[float]]
-#: Length of the vectors of `count_words`.
+Embed: TypeAlias = Callable[[str], Sequence[float]]  # returns the vector of a text
 _DIMENSIONS = 64
 
 
 def is_for_embeddings(path: str) -> bool:
-    """Return whether a request asks for vectors."""
+    """Whether a request asks for vectors."""
     return path.partition("?")[0].endswith("/embeddings")
 
 
 def count_words(text: str) -> Sequence[float]:
-    """Return word counts of a text, hashed into a few dimensions: texts with similar words have similar vectors."""
+    """Return hashed word counts, so that texts with similar words have similar vectors."""
     vector = [0.0] * _DIMENSIONS
     for word in text.lower().split():
         vector[sha256(word.encode()).digest()[0] % _DIMENSIONS] += 1.0
@@ -76,7 +70,7 @@ def count_words(text: str) -> Sequence[float]:
 
 
 def embedding_bytes(request: ServedRequest, embed: Embed) -> bytes:
-    """Return the answer to a request for vectors, in reverse order: clients must use the indices."""
+    """Return vectors in reverse order: clients must use the indices."""
     asked = request.body.get("input")
     texts = [asked] if isinstance(asked, str) else [str(text) for text in cast("Sequence[object]", asked or ())]
     data = [{"object": "embedding", "index": index, "embedding": list(embed(text))} for index, text in enumerate(texts)]
@@ -85,11 +79,9 @@ def embedding_bytes(request: ServedRequest, embed: Embed) -> bytes:
     return json.dumps({"object": "list", "data": data[::-1], "model": request.model, "usage": usage}).encode()
 
 
-#: Bytes that a client may leave unread before the server waits for it.
-_MOST_UNREAD_BYTES = 2**30
+_MOST_UNREAD_BYTES = 2**30  # bytes that a client may leave unread
 
 Script = Answer | Sequence[Answer] | Callable[[ServedRequest], Answer]
-
 
 _FORMAT_FAULT = Fault(
     status=400, message="Invalid parameter: 'response_format' is not supported with this model.", code="invalid_value"
@@ -116,20 +108,18 @@ class ModelServer:
     """A server of the chat-completions protocol that answers by script.
 
     Args:
-        script: A list of answers, used in order of arrival; a callable that receives each request; one answer for all;
-            None echoes the last message. An answer is a text, a `ToolCall` or several, a `ChatResponse`, a `Reply`,
-            a `RawAnswer`, or a `Fault`. A request beyond the end of a list is refused with status 400.
+        script: Answers in order of arrival; a callable that receives each request; one answer for all; None echoes the last
+            message. A request beyond the end of a list is refused with status 400.
         latency_s: Delay of every answer.
-        api_key: Refuse requests that do not carry this key.
+        api_key: Refuse requests without this key.
         models: Refuse requests for other models; None: any model.
         rejects_stream_options: Refuse requests with `stream_options`, as older servers do.
-        rejects_response_format: Refuse requests with a `response_format`: True as most servers do (HTTP 400 that names
-            the field), or with that fault. Such requests are in `requests` and use no answer of a list. If False, the
-            script decides whether to honour or ignore the field.
+        rejects_response_format: Refuse requests with a `response_format`, by HTTP 400 or by that fault. They use no answer
+            of a list.
         keep_requests: Store all requests in `requests`; otherwise the server only counts them.
-        embed: Returns the vector of a text, for embedding requests; a callable script may answer them with a `Fault`.
+        embed: Returns the vector of a text; a callable script may answer embedding requests with a `Fault`.
         host: Address to listen on. There is no encryption, so keep it within a network of yours.
-        port: Port to listen on; 0 selects a free port.
+        port: 0 selects a free port.
 
     Examples:
         >>> with ModelServer(["hello"]) as server:
@@ -170,18 +160,12 @@ class ModelServer:
         self._served = 0
         self._refused_formats = 0
         self._arrived = 0
-        #: delays of all answers together, and the longest of them, s
-        self._delays_s = self._longest_s = 0.0
-        #: requests in order of arrival
-        self.requests: list[ServedRequest] = []
-        #: number of requests by digest of the body
-        self.counts: Counter[str] = Counter()
-        #: largest number of concurrent requests
-        self.max_in_flight = 0
-        #: number of requests that the client aborted before the answer was complete
-        self.abandoned = 0
-        #: number of connections that clients have opened
-        self.connections = 0
+        self._delays_s = self._longest_s = 0.0  # sum and maximum of all delays, s
+        self.requests: list[ServedRequest] = []  # in order of arrival
+        self.counts: Counter[str] = Counter()  # number of requests by digest of the body
+        self.max_in_flight = 0  # largest number of concurrent requests
+        self.abandoned = 0  # requests that the client aborted
+        self.connections = 0  # number of opened connections
 
     @property
     def base_url(self) -> str:
@@ -195,15 +179,15 @@ class ModelServer:
 
     @property
     def repeated(self) -> int:
-        """Number of requests that repeat an earlier body byte for byte."""
+        """Number of requests that repeat an earlier body."""
         return sum(self.counts.values()) - len(self.counts)
 
     def requests_by_key(self) -> Counter[str]:
-        """Return the number of requests by `Idempotency-Key`; requests without one count under the empty text."""
+        """Count requests by `Idempotency-Key`."""
         return Counter(request.key for request in tuple(self.requests))
 
     def answered_keys(self) -> frozenset[str]:
-        """Return the keys of requests that were answered completely (`ServedRequest.answered_at`)."""
+        """Return the keys of completely answered requests."""
         return frozenset(each.key for each in tuple(self.requests) if each.key and each.answered_at is not None)
 
     def __enter__(self) -> Self:
@@ -228,7 +212,7 @@ class ModelServer:
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def serve(self, ready: Callable[[], object]) -> None:
-        """Listen and answer until stopped; call `ready` once the port is known."""
+        """Answer until stopped; call `ready` once the port is known."""
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         http = web.Server(self._handle, handler_cancellation=True, access_log=None, auto_decompress=False)
@@ -237,7 +221,7 @@ class ModelServer:
             self.connections += 1
             return http()
 
-        # Fan-outs open a thousand connections at the same time; the default backlog of 100 would make clients retry for a second.
+        # With the default backlog of 100, clients of a fan-out would retry for a second.
         server = await self._loop.create_server(accept, self._host, self._port, backlog=4096)
         self._port = cast("int", server.sockets[0].getsockname()[1])
         ready()
@@ -251,13 +235,13 @@ class ModelServer:
             await asyncio.sleep(0)  # the loop closes their sockets in its next round
 
     def pause(self) -> None:
-        """Hold all answers from now on; requests are still read."""
+        """Hold all answers from now on."""
         with self._changed:
             if self._held is None:
                 self._held = []
 
     def resume(self) -> None:
-        """Send the held answers, and stop holding new ones."""
+        """Send the held answers."""
         with self._changed:
             held, self._held = self._held or [], None
         for resumed in held:
@@ -265,27 +249,15 @@ class ModelServer:
                 self._loop.call_soon_threadsafe(resumed.set)
 
     def wait_in_flight(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests are open at the same time.
-
-        Raises:
-            TimeoutError: the count was not reached in time.
-        """
+        """Return when that many requests are open, or raise TimeoutError."""
         self._wait(lambda: len(self._open) >= count, f"{count} requests in flight", timeout_s)
 
     def wait_arrived(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests have arrived, answered or not.
-
-        Raises:
-            TimeoutError: the count was not reached in time.
-        """
+        """Return when that many requests have arrived, or raise TimeoutError."""
         self._wait(lambda: self._arrived >= count, f"{count} requests", timeout_s)
 
     def wait_served(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests have been answered or abandoned.
-
-        Raises:
-            TimeoutError: the count was not reached in time.
-        """
+        """Return when that many requests were answered or abandoned, or raise TimeoutError."""
         self._wait(lambda: self._served >= count, f"{count} requests served", timeout_s)
 
     def _wait(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -294,8 +266,6 @@ class ModelServer:
                 raise TimeoutError(
                     f"ModelServer: waited {timeout_s} s for {what}; in flight {len(self._open)}, served {self._served}"
                 )
-
-    # ---- in the server's loop
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method == "GET":
@@ -377,7 +347,6 @@ class ModelServer:
     async def _send(
         self, http: web.BaseRequest, request: ServedRequest, answer: Reply | RawAnswer | Fault
     ) -> web.StreamResponse:
-        """Send a whole answer; the request counts as served only after that."""
         if isinstance(answer, Fault):
             if answer.kind == "drop":
                 return drop(http)
@@ -400,13 +369,11 @@ class ModelServer:
         return await reply_with(http, completion_bytes(answer, model="scripted", number=request.number))
 
     async def _send_raw(self, http: web.BaseRequest, request: ServedRequest, answer: RawAnswer) -> web.StreamResponse:
-        pieces = (answer.body,) if isinstance(answer.body, bytes) else answer.body
-        response = web.StreamResponse(
-            status=answer.status, headers={"Content-Type": answer.content_type, **answer.headers}
-        )
+        headers = {"Content-Type": answer.content_type, **answer.headers}
+        response = web.StreamResponse(status=answer.status, headers=headers)
         response.enable_chunked_encoding()
         await response.prepare(http)
-        for piece in pieces:
+        for piece in (answer.body,) if isinstance(answer.body, bytes) else answer.body:
             await response.write(piece)
         request.answered_at = time.time()
         await response.write_eof()
@@ -435,15 +402,11 @@ class ModelServer:
             stats = self.stats()
             self._longest_s = 0.0
             return web.json_response(stats)
-        return web.Response(
-            body=error_bytes(f"Unknown path {path}", kind="not_found"), status=404, content_type="application/json"
-        )
+        body = error_bytes(f"Unknown path {path}", kind="not_found")
+        return web.Response(body=body, status=404, content_type="application/json")
 
     def stats(self) -> Mapping[str, int]:
-        """Return the counts so far; a server in its own process serves them at `/stats`.
-
-        `longest_delay_ms` covers the requests since the last request of `/stats`.
-        """
+        """Return the counts; `longest_delay_ms` is since the last request of `/stats`."""
         return {
             "requests": self._arrived,
             "served": self._served,

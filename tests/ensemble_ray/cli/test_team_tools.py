@@ -23,7 +23,7 @@ async def test_a_team_is_a_tool_under_its_name() -> None:
     tools = TeamTools()
     tools.add("a/team.yaml", team(name="News desk", description="Writes the news."))
     tools.add("b/team.yaml", team())
-    named, plain = (await tools._list(None, None)).tools  # type: ignore[arg-type]  the client is not looked at
+    named, plain = (await tools.list_tools(None, None)).tools
     about = "Runs a team of agents and returns what its last task gave. Its tasks: Say {what}"
     assert (named.name, named.title, named.description) == ("News_desk", "News desk", f"Writes the news.\n{about}")
     assert (plain.name, plain.title, plain.description) == ("team", None, about)
@@ -31,5 +31,5 @@ async def test_a_team_is_a_tool_under_its_name() -> None:
     tools.add("d/support.yaml", team(name="\u5ba2\u670d"))
     with pytest.raises(ValidationError, match="Two teams would be the tool 'team': rename one of the teams"):
         tools.add("e/team.yaml", team(name="News desk"))
-    listed = (await tools._list(None, None)).tools  # type: ignore[arg-type]  as above
+    listed = (await tools.list_tools(None, None)).tools
     assert [each.name for each in listed] == ["News_desk", "team", "desk", "support"]
