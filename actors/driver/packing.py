@@ -66,7 +66,6 @@ def pack_submission(
     request: RunRequest, work: PlannedWork, *, keep: Keep, is_connected: bool, goes_on_alone: bool, program: str = ""
 ) -> Submission:
     planned = work.planned
-    declared = {entry.key for entry in planned.plan.agents if not entry.is_synthesized}
     return Submission(
         run_id=request.run_id,
         plan=planned.plan,
@@ -74,9 +73,7 @@ def pack_submission(
         header=work.header,
         preamble=work.preliminary,
         tasks={key: dump(_without_callables(task), f"Task '{key}'") for key, task in planned.tasks.items()},
-        templates=[
-            _declared_template(key, agent, is_declared=key in declared) for key, agent in planned.agents.items()
-        ],
+        templates=[_planned_template(key, agent) for key, agent in planned.agents.items()],
         callables=pack_callables(planned.tasks, work.delegation_policies, planned.units),
         store=request.store,
         reason=work.submission,
@@ -125,17 +122,26 @@ def _without_callables(task: Task) -> Task:
     return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
 
 
-def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTemplate:
-    where = f"Agent '{agent.role}'"
+def _planned_template(key: str, agent: Agent) -> AgentTemplate:
+    """Return an agent's template. Agents without tools are of one category, and so are agents with the same tools and model.
+
+    An agent with a runner, or with requirements for its node, is of its own category.
+    """
+    where, requirements = f"Agent '{agent.role}'", requirements_of(agent)
+    is_plain = not agent.tools and agent.runner is None and not requirements
+    # More processes have more copies of its tools, and do more tasks at the same time than `max_concurrency` allows one.
+    is_open = is_plain and agent.max_concurrency is None and "replicas" not in agent.model_fields_set
+    replicas = None if is_open else agent.replicas
+    is_apart = agent.isolation != "shared" and (agent.runner is not None or bool(requirements))
+    kind = key if is_apart else (replicas, None if is_plain else (agent.llm, agent.tools, agent.runner))
     return AgentTemplate(
         key=key,
         body=dump(agent, where),
-        category=hashlib.sha256(dump((agent.llm, agent.tools, agent.runner), where)).hexdigest(),
+        category=hashlib.sha256(dump(kind, where)).hexdigest(),
         isolation=agent.isolation,
-        replicas=agent.replicas,
-        is_declared=is_declared,
+        replicas=replicas,
         role=agent.role,
-        requirements=requirements_of(agent),
+        requirements=requirements,
     )
 
 
@@ -222,7 +228,7 @@ class Packer:
             overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
         names, keys = self._locate_callables(task, where)
         agent_key = None if template is None else template.wire.key
-        wire = replace(order.convert(body, overrides, pack_output), agent_key=agent_key, description=task.description)
+        wire = order.convert(body, overrides, pack_output, agent_key=agent_key, description=task.description)
         # No step fails from here on, so each `use` has its `release`.
         if template is not None:
             self._templates.use(order.agent_key or "")
@@ -259,7 +265,6 @@ class Packer:
                 category=name,
                 isolation=agent.isolation,
                 replicas=replicas,
-                is_declared=False,
                 role=agent.role,
                 requirements=requirements_of(agent),
             )

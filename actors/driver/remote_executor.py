@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -340,9 +341,9 @@ def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
 
 
 def _read(result: wire.WireResult, order: wire.WireOrder) -> TaskResult:
-    """Return a result with its objects, or a failed one if they cannot be loaded here."""
+    """Return a result with its objects and its packed output, or a failed one if they cannot be loaded here."""
     try:
-        return unpack_result(result)
+        return replace(unpack_result(result), packed=result.output)
     except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
         unreadable = EnsembleError(
             f"The result of task '{result.key}' cannot be loaded in this process: {message_of(error)}. "

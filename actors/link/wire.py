@@ -174,12 +174,12 @@ class AgentTemplate:
 
     key: str
     body: bytes
-    #: agents of one category may share processes: same tools, same model
+    #: agents of one category share processes: no tools, or the same tools and model
     category: str
     isolation: str | None = None
     #: None: not set
     replicas: int | None = 1
-    #: whether the user declared it; False: it was created for a task
+    #: without use; submissions that a restarted scheduler finds may contain it
     is_declared: bool = True
     #: for messages; if the roles of orders differ, the role of the first
     role: str = ""
@@ -193,7 +193,6 @@ class AgentTemplate:
             category=self.category,
             isolation=self.isolation,
             replicas=self.replicas,
-            is_declared=self.is_declared,
             requirements=self.requirements,
         )
 

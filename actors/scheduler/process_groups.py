@@ -24,7 +24,7 @@ from ensemble_ray.actors.scheduler.processes import Lease, LeaseDescription, Pro
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunContext
-from ensemble_ray.plan.placement import MOST_DEATHS, ClusterNode, DispatchTable, ResourceRequirements
+from ensemble_ray.plan.placement import GROWS_ABOVE, MOST_DEATHS, ClusterNode, DispatchTable, ResourceRequirements
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
@@ -121,6 +121,8 @@ class ProcessGroups:
         self._tasks = BackgroundTasks()
         #: host of the run's callables
         self.callables: Lease | None = None
+        #: when new orders last found a group with at most `GROWS_ABOVE` tasks
+        self._calm_at: dict[str, float] = {}
         #: number of dead processes per group
         self._lost = Counter[str]()
         #: number of successive hosts of callables that died before they were ready
@@ -219,6 +221,7 @@ class ProcessGroups:
 
     async def detach(self, group: str, *, keep: Keep | None) -> None:
         leases = self._groups.pop(group, [])
+        self._calm_at.pop(group, None)
         for lease in leases:
             lease.on_death = None
             self._by_name.pop(lease.name, None)
@@ -293,6 +296,13 @@ class ProcessGroups:
 
     def load(self, group: str) -> int:
         return sum(self._table.load(lease.name) for lease in self.alive(group))
+
+    def busy_s(self, group: str) -> float:
+        """Return for how long a group has had more than `GROWS_ABOVE` tasks whenever it received orders, s."""
+        now = asyncio.get_running_loop().time()
+        if group not in self._calm_at or self.load(group) <= GROWS_ABOVE:
+            self._calm_at[group] = now
+        return now - self._calm_at[group]
 
     def start_process(self, group: str) -> Lease:
         requirements = self._owner.requirements_of(group)

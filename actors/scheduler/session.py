@@ -260,6 +260,7 @@ class RunSession:
             room=room_for(requirements, self._limits.nodes) if requirements else math.inf,
             alive=len(self._groups.alive(group)),
             in_flight=coming + self._groups.load(group),
+            busy_s=self._groups.busy_s(group),
             in_run=self._groups.size,
             starting=self._groups.starting(group),
         )

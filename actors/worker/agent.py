@@ -35,9 +35,8 @@ from ensemble_ray.actors.worker.task_host import (
     TaskHost,
     send_reports,
 )
-from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import Durability
-from ensemble_ray.errors import ToolExecutionError, ValidationError, message_of
+from ensemble_ray.errors import ToolExecutionError
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.scope import Callables
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
@@ -96,7 +95,6 @@ class AgentActor:
     ) -> None:
         if context.forwards_logs:
             self._forwarder.open(context.run_id)
-        loaded = {key: _load(key, body) for key, body in templates.items()}
         journal = await open_journal(
             location, context.run_id, writer=self._name, is_buffered=context.durability == Durability.RUN
         )
@@ -112,7 +110,7 @@ class AgentActor:
 
         self._host.host(
             context,
-            loaded,
+            templates,
             journal=journal,
             sink=sink or SilentSink(),
             peers=RemotePeers(self._scheduler, context, flush=flush),
@@ -273,13 +271,3 @@ class MeasuredLimiter:
             await self._limiter.acquire(bucket, limit, timeout_s=timeout_s)
         finally:
             (self._report or _histogram().observe)(time.monotonic() - began)
-
-
-def _load(key: str, body: bytes) -> Any:
-    try:
-        return unpack(body, Agent)
-    except Exception as error:
-        raise ValidationError(
-            f"Agent '{key}' cannot be loaded in a worker process: {message_of(error)}. "
-            "Install the module it comes from on every node, or use runtime='inline'"
-        ) from error

@@ -60,7 +60,7 @@ class TaskHost:
     def host(
         self,
         context: RunContext,
-        agents: Mapping[str, Agent],
+        declared: Mapping[str, bytes],
         *,
         journal: Journal,
         sink: EventSink,
@@ -87,9 +87,6 @@ class TaskHost:
         run_id, runner = context.run_id, TaskRunner(context, ports, {}, peers)
         executor = LocalExecutor(runner, {}, partial(self._deliver, run_id), grace_s=GRACE_S)
         templates: RefCountedCache[Agent] = RefCountedCache(on_drop=lambda key, _: executor.drop(key))
-        for key, agent in agents.items():
-            templates.put(key, agent)
-            templates.use(key)
 
         async def send(reports: Sequence[WireResult]) -> None:
             # Events arrive before the reports that they belong to, so that the start of a dependent task cannot overtake them
@@ -98,7 +95,12 @@ class TaskHost:
             await self._report(run_id, reports)
 
         self._runs[run_id] = _HostedRun(
-            executor=executor, journal=journal, flush=flush, templates=templates, outbox=BatchSender(send)
+            executor=executor,
+            journal=journal,
+            flush=flush,
+            declared=declared,
+            templates=templates,
+            outbox=BatchSender(send),
         )
 
     def accept(self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> None:
@@ -217,6 +219,8 @@ class _HostedRun:
     executor: LocalExecutor
     journal: Journal
     flush: Callable[[], Awaitable[None]]
+    #: agents that stay until the end of the run, pickled; one that cannot be loaded fails its own tasks alone
+    declared: Mapping[str, bytes]
     #: agents by the key in an order
     templates: RefCountedCache[Agent]
     outbox: BatchSender[WireResult]
@@ -232,8 +236,11 @@ class _HostedRun:
         key = order.agent_key
         if key is None:
             return unpack_order(order)
-        if key in templates and key not in self.templates:
-            self.templates.put(key, unpack(templates[key], Agent))
+        body = templates.get(key) or self.declared.get(key)
+        if body is not None and key not in self.templates:
+            self.templates.put(key, unpack(body, Agent))
+            if key in self.declared:
+                self.templates.use(key)
         agent = self.templates.get(key)
         if agent is None:
             raise TemplateUnknownError(key)

@@ -71,11 +71,13 @@ class Agent(fields.Identified):
         allow_delegation: Whether it may delegate work to the ensemble's other agents with the tool `delegate`.
         rate_limit: Limit of its model calls in all its runs.
         max_concurrency: Tasks that one process does at the same time; None: no limit.
-        replicas: Processes that host it on Ray, each with a copy of the state of its tools.
+        replicas: Processes that host it on Ray, each with a copy of the state of its tools. By default one; agents without
+            tools that are busy for long may get more.
         on_incomplete: An empty or cut answer: `"warn"`: is used; `"fail"`: fails the task; `"retry"`: is requested again, at
             most twice; None: as the ensemble declares.
         keep_reasoning: Whether answers keep reasoning in tags such as `<think>`, in place of storing it apart.
-        isolation: `"process"`: own processes on Ray in each run; `"shared"`: never; None: the runtime decides.
+        isolation: `"process"`: own processes on Ray in each run. None: agents without tools share one, and so do agents with
+            the same tools and model. `"shared"`: agents with the same runner or requests for nodes share, too.
         num_cpus: Processors that each process reserves; 0 fits an agent that waits for models.
         num_gpus: GPUs that each process reserves, also fractions below 1.
         resources: Amounts of custom cluster resources that each process reserves, by name.

@@ -143,6 +143,8 @@ class TaskResult(Generic[Output_co, Failure_co]):
     #: epoch of the order
     epoch: int = 0
     output: Output_co | None = None
+    #: the output as it arrived from another process, pickled
+    packed: bytes | None = None
     #: text of the answer, if the order has `wants_text`
     text: str | None = None
     #: if there is no output
@@ -321,9 +323,12 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
         return TaskResult(key=self.key, instance=self.instance, epoch=self.epoch, status=status, at=at, **fields)
 
     def convert(
-        self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput]
+        self, task: NewTask, agent: NewAgent | None, output: Callable[[Output_co], NewOutput], **changes: str | None
     ) -> TaskOrder[NewTask, NewAgent, NewOutput]:
-        """Return the same order with the user's objects converted, without the fields that runners do not read."""
+        """Return the same order with the user's objects converted, without the fields that runners do not read.
+
+        `changes` are other fields and their new values.
+        """
         order = cast("TaskOrder[NewTask, NewAgent, NewOutput]", self)
         revision = None
         if self.revision is not None:
@@ -338,6 +343,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
             reflects_on=None if self.reflects_on is None else output(self.reflects_on),
             asks=None,
             continuation=None,
+            **changes,  # type: ignore[arg-type]  # fields of an order
         )
 
 

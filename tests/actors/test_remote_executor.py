@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ensemble_ray import (
+    Agent,
     AgentExecutionError,
     EnsembleError,
     RayRuntime,
@@ -66,19 +69,31 @@ async def test_each_order_has_its_result_once_when_there_are_thousands(runtime: 
     assert not await in_scheduler(lambda self: run_id in self._dynamic)
 
 
-async def test_agents_that_say_nothing_get_more_processes_when_many_tasks_are_in_flight(runtime: RayRuntime) -> None:
-    """S-MR-141: one process up to 64 tasks, then as many as the cluster has CPUs; who says one has one."""
-    model = Placed()
+async def test_agents_that_say_nothing_get_more_processes_when_many_tasks_stay_in_flight(
+    runtime: RayRuntime, tmp_path: Path
+) -> None:
+    """S-MR-141: as many as the cluster has CPUs; who says one has one."""
+    marks = Marks(tmp_path / "marks")
+    model = Waiting(marks)
+
+    def find_busy_for_long(session: Any) -> None:
+        session._groups._calm_at = dict.fromkeys(session._groups._calm_at, -math.inf)
+
     async with Driver(runtime) as driver:
-        driver.executor.start([driver.order(f"few-{n}", agent(model)) for n in range(64)])
-        await driver.until(64)
-        assert len(set(driver.texts().values())) == 1
-        driver.executor.start([driver.order(f"many-{n}", agent(model)) for n in range(80)])
-        driver.executor.start([driver.order(f"one-{n}", agent(model, replicas=1)) for n in range(80)])
-        await driver.until(224)
-    texts = driver.texts()
-    assert len({text for key, text in texts.items() if key.startswith("many")}) == 2
-    assert len({text for key, text in texts.items() if key.startswith("one")}) == 1
+
+        async def add(by: Agent) -> list[int]:
+            before = len(marks.lines)
+            driver.executor.start([driver.order(f"{before}-{n}", by) for n in range(140)])
+            return (await at_work(marks, before + 140))[before:]
+
+        first = await add(agent(model))
+        await driver.in_run(find_busy_for_long)
+        assert [len(set(first)), len({*first, *await add(agent(model))})] == [1, 2]
+        one = await add(agent(model, replicas=1))
+        await driver.in_run(find_busy_for_long)
+        assert len({*one, *await add(agent(model, replicas=1))}) == 1
+        marks.add("over")
+        await driver.until(4 * 140)
 
 
 async def test_tasks_of_a_dead_process_go_on_in_another(runtime: RayRuntime, tmp_path: Path) -> None:

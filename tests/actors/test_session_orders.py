@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import pytest
+
 from ensemble_ray.actors.link.packing import unpack
 from ensemble_ray.actors.link.wire import AgentTemplate, Binding, Dispatch, Keep, SessionOpening, WireOrder, WireResult
 from ensemble_ray.actors.scheduler.cluster_nodes import check_requirements
 from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
+from ensemble_ray.plan import placement
 from ensemble_ray.plan.placement import NOTHING, ClusterNode, ResourceRequirements
 from ensemble_ray.values.ids import instance_of
 
@@ -112,7 +115,7 @@ class Bench:
 
 def template(key: str, **fields: Any) -> AgentTemplate:
     """An agent that is made while its run goes on."""
-    return AgentTemplate(**{"key": key, "body": b"body", "category": key, "is_declared": False, **fields})
+    return AgentTemplate(**{"key": key, "body": b"body", "category": key, **fields})
 
 
 def orders(agent: str | None, *keys: str) -> list[WireOrder]:
@@ -127,7 +130,7 @@ def orders(agent: str | None, *keys: str) -> list[WireOrder]:
 
 async def test_agents_that_are_known_come_with_the_binding_and_need_no_template() -> None:
     """S-SET-41: each with its processes, all started at once."""
-    bench = Bench(template("w", is_declared=True, replicas=2))
+    bench = Bench(template("w", replicas=2))
     bench.session.open()
     bench.session.submit(orders("w", "a"))
     await asyncio.sleep(0)
@@ -163,8 +166,20 @@ async def test_order_is_returned_when_its_template_is_not_known() -> None:
     assert (bench.returned, len(bench.pool.handles[0].templates())) == (["a#0"], 1)
 
 
-async def test_group_grows_when_much_is_in_flight_and_each_report_counts_once() -> None:
+async def test_group_grows_when_it_has_had_much_in_flight_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-MR-141: no orders of a short burst start a process."""
+    bench = Bench()
+    bench.session.submit(orders("w", *(f"a{n}" for n in range(90))), templates=[template("w", replicas=None)])
+    bench.session.submit(orders("w", "b"))
+    assert len(bench.pool.handles) == 1
+    monkeypatch.setattr(placement, "GROWS_AFTER_S", 0.0)
+    bench.session.submit(orders("w", "c"))
+    assert len(bench.pool.handles) == 3
+
+
+async def test_group_grows_when_much_is_in_flight_and_each_report_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-MR-141, S-PAR-12: more orders for one process than a few share a message."""
+    monkeypatch.setattr(placement, "GROWS_AFTER_S", 0.0)
     bench = Bench()
     keys = [f"t{number}" for number in range(90)]
     bench.session.submit(orders("w", *keys), templates=[template("w", replicas=None)])

@@ -11,6 +11,7 @@ from ensemble_ray.actors.scheduler import cluster_nodes as requirements
 from ensemble_ray.actors.scheduler import process_groups
 from ensemble_ray.actors.scheduler.cluster_nodes import check_requirements
 from ensemble_ray.actors.scheduler.session import SessionLimits
+from ensemble_ray.plan import placement
 from ensemble_ray.plan.placement import ClusterNode, ResourceRequirements
 from tests.actors.test_session_orders import GPU, NODES, Bench, Handle, orders, template
 
@@ -34,7 +35,7 @@ def work_of(handle: Handle) -> list[str]:
 
 async def test_work_goes_to_processes_that_have_their_nodes() -> None:
     """S-CLU-46: the second process is started when the first is there; while it waits, the first does all."""
-    bench = Bench(template("w", is_declared=True, replicas=2, requirements=GPU))
+    bench = Bench(template("w", replicas=2, requirements=GPU))
     bench.session.open()
     bench.session.submit(orders("w", "a"))
     await turns()
@@ -58,7 +59,7 @@ async def test_people_hear_of_a_process_that_waits(monkeypatch: pytest.MonkeyPat
     """S-CLU-44: who, for what, and what there is; no more when it has its node."""
     monkeypatch.setattr(process_groups, "_WAITED_S", 0.0)
     monkeypatch.setattr(process_groups, "_WAITS_S", 0.0)
-    bench = Bench(template("w", role="Painter", is_declared=True, requirements=GPU))
+    bench = Bench(template("w", role="Painter", requirements=GPU))
     bench.session.open()
     await turns()
     assert bench.warnings[0] == (
@@ -101,8 +102,9 @@ async def test_agent_that_has_its_process_waits_when_its_node_is_lost() -> None:
     assert work_of(bench.pool.handles[0]) == ["a#0", "b#0"]
 
 
-async def test_group_grows_onto_nodes_that_have_come() -> None:
+async def test_group_grows_onto_nodes_that_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-CLU-51: where it has enough to do; one that has not stays as it is."""
+    monkeypatch.setattr(placement, "GROWS_AFTER_S", 0.0)
     bench = Bench()
     keys = [f"t{number}" for number in range(90)]
     bench.session.submit(orders("w", *keys), templates=[template("w", replicas=None)])
@@ -114,7 +116,7 @@ async def test_group_grows_onto_nodes_that_have_come() -> None:
 
 def test_run_is_refused_when_its_agents_ask_for_too_much_together() -> None:
     """S-CLU-43: with what an autoscaler may add it is not."""
-    agents = [template(key, role=key, is_declared=True, replicas=2, requirements=GPU) for key in "ab"]
+    agents = [template(key, role=key, replicas=2, requirements=GPU) for key in "ab"]
     limits = SessionLimits(max_own=4, most_replicas=3, nodes=NODES)
     check_requirements(agents[:1], limits)
     with pytest.raises(
@@ -126,7 +128,7 @@ def test_run_is_refused_when_its_agents_ask_for_too_much_together() -> None:
 def test_what_an_autoscaler_may_add_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-CLU-43: as often as it may."""
     limits = SessionLimits(max_own=4, most_replicas=3, nodes=NODES)
-    agents = [template("a", role="a", is_declared=True, replicas=4, requirements=GPU)]
+    agents = [template("a", role="a", replicas=4, requirements=GPU)]
     coming = ClusterNode(resources={"GPU": 1}, labels=None, count=2)
     monkeypatch.setattr(requirements, "_nodes_to_come", lambda: [coming])
     check_requirements(agents, limits)

@@ -80,7 +80,7 @@ class Run:
         opening = SessionOpening(
             run_id=run_id,
             context=context,
-            templates=agents or (template("w", is_declared=True),),
+            templates=agents or (template("w"),),
             location=RecordLocation(StoreAddress(home="/nowhere"), "node"),
             program=program,
         )
@@ -100,7 +100,7 @@ class Run:
     @property
     def process(self) -> Lease:
         """That of its agent."""
-        (lease,) = self.session._groups.alive("own:w")
+        (lease,) = self.session._groups.alive(self.session.group_of(*orders("w", "a")))
         return lease
 
 
@@ -172,7 +172,7 @@ async def test_isolated_agents_and_unrecorded_runs_share_with_nobody(handles: li
     """S-CLU-71: `isolation="process"` asks for it; what an unrecorded run has done could not go on elsewhere."""
     pool = ProcessPool()
     for number in range(2):
-        Run(f"r{number}", pool, template("w", is_declared=True, isolation="process"))
+        Run(f"r{number}", pool, template("w", isolation="process"))
     assert len(handles) == 2
     Run("s1", pool)
     Run("s2", pool)
@@ -180,7 +180,7 @@ async def test_isolated_agents_and_unrecorded_runs_share_with_nobody(handles: li
     opening = SessionOpening(
         run_id="t",
         context=RunContext(run_id="t", workflow="sequential", total_tasks=1),
-        templates=(template("w", is_declared=True),),
+        templates=(template("w"),),
         program="p",
     )
     RunSession(opening, pool, Run("s3", pool), hub=None, limits=SessionLimits(max_own=2, most_replicas=1)).open()

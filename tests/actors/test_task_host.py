@@ -77,7 +77,7 @@ class Bench:
         self.host = TaskHost(self.target.report)
         self.host.host(
             RunContext(run_id="run", workflow="hierarchical", total_tasks=1),
-            {"digger": Agent(role="Digger", goal="dig", llm=self.model)},
+            {},
             journal=self.journal,
             sink=RecordingSink(),
             callables=LocalCallables({}),
@@ -85,6 +85,10 @@ class Bench:
             tool_metrics=NoOpToolMetrics(),
             flush=self._flush,
         )
+        # loaded, since the gate of its model cannot be pickled
+        templates = self.host._runs["run"].templates
+        templates.put("digger", Agent(role="Digger", goal="dig", llm=self.model))
+        templates.use("digger")
 
     async def _flush(self) -> None:
         self.flushed += 1

@@ -55,17 +55,40 @@ def processes(runtime: Runtime, *agents: Agent) -> list[str]:
     return [found[f"t{n}"] for n in range(len(agents))]
 
 
-def test_declared_agents_have_processes_of_their_own(ray_runtime: Runtime) -> None:
-    """S-SET-41: up to the cap; the driver is none of them."""
-    found = processes(ray_runtime, agent(Where(), "Ann"), agent(Where(), "Bob"))
-    assert len({*found, str(os.getpid())}) == 3
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
 
 
-def test_shared_agents_of_one_kind_live_together(ray_runtime: Runtime) -> None:
-    """S-SET-41: same model and tools; `shared` asks for no process of its own."""
+@tool
+def listen() -> str:
+    """Listen."""
+    return "heard"
+
+
+def test_agents_with_different_tools_have_different_processes(ray_runtime: Runtime) -> None:
+    """S-CLU-76: up to the cap; one that wants isolation has another one; the driver is none of them."""
     model = Where()
-    found = processes(ray_runtime, *(agent(model, name, isolation="shared") for name in ("Ann", "Bob", "Cid")))
-    assert len(set(found)) == 1
+    found = processes(
+        ray_runtime,
+        agent(model, "Ann", tools=[look]),
+        agent(model, "Bob", tools=[listen]),
+        agent(model, "Cid", tools=[listen], isolation="process"),
+    )
+    assert len({*found, str(os.getpid())}) == 4
+
+
+def test_agents_of_one_kind_live_together(ray_runtime: Runtime) -> None:
+    """S-CLU-76: without tools, whatever their models; with the same tools and model."""
+
+    class Other(Where):
+        pass
+
+    plain = processes(ray_runtime, agent(Where(), "Ann"), agent(Where(), "Bob"), agent(Other(), "Cid"))
+    model = Where()
+    alike = processes(ray_runtime, *(agent(model, name, tools=[look]) for name in ("Ann", "Bob")))
+    assert [len(set(plain)), len(set(alike))] == [1, 1]
 
 
 def test_tasks_of_one_agent_run_in_one_process(ray_runtime: Runtime) -> None:

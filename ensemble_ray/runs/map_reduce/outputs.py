@@ -39,8 +39,11 @@ def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) ->
 class _Payload:
     """Stored data of one task: its output with its trace, or the trace alone if it has no output."""
 
-    output: TaskOutput | None
+    #: pickled: as it arrived from another process, without `unit_type` and `level`
+    output: TaskOutput | bytes | None
     trace: TaskTrace | None
+    unit_type: str
+    level: int
     item: object = None
 
 
@@ -118,13 +121,20 @@ class MapReduceOutputs:
         *,
         item: object = None,
         executions: Sequence[TaskTrace] = (),
+        packed: bytes | None = None,
     ) -> TaskOutput:
-        """Store an output; return it with its trace annotated. The traces of all its executions are counted."""
+        """Store an output; return it with its trace annotated. The traces of all its executions are counted.
+
+        `packed` is the output as it arrived from another process.
+        """
         trace = _annotate(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
         tool_calls = [each.metrics.tool_call_count for each in executions] or [output.tool_call_count]
         self._tool_calls += sum(tool_calls)
-        self._put((level, number), output=output, trace=trace, item=item, executions=executions, unit_type=unit_type)
+        # Objects of the user may change in this process. Other outputs need not be pickled again.
+        is_plain = output.parsed_output is None and output.output_type is None
+        stored = packed if packed is not None and is_plain else output
+        self._put((level, number), output=stored, trace=trace, item=item, executions=executions, unit_type=unit_type)
         return output
 
     def mark_lost(
@@ -169,7 +179,7 @@ class MapReduceOutputs:
         self,
         position: tuple[int, int],
         *,
-        output: TaskOutput | None,
+        output: TaskOutput | bytes | None,
         trace: TaskTrace | None,
         item: object,
         executions: Sequence[TaskTrace],
@@ -179,6 +189,8 @@ class MapReduceOutputs:
         payload = _Payload(
             output=output,
             trace=trace if output is None else None,
+            unit_type=unit_type,
+            level=level,
             item=item if self._keeps_items else None,
         )
         slot = self._pack_payload(payload)
@@ -188,8 +200,9 @@ class MapReduceOutputs:
         here.note(number, slot, trace, gave=output is not None)
         for each in executions:
             inner = _annotate(each, unit_type, level)
+            inner_payload = _Payload(output=None, trace=inner, unit_type=unit_type, level=level)
             here.inner_numbers.append(number)
-            here.inner_slots.append(self._pack_payload(_Payload(output=None, trace=inner)))
+            here.inner_slots.append(self._pack_payload(inner_payload))
             here.note_trace(each)
             self._metrics.add(each.with_workers())
         if trace is not None and not executions:
@@ -282,11 +295,14 @@ def _hash_of(summary: AgentSummary) -> int:
 
 
 def _output_of(payload: _Payload) -> TaskOutput:
-    return cast("TaskOutput", payload.output)
+    if not isinstance(payload.output, bytes):
+        return cast("TaskOutput", payload.output)
+    output: TaskOutput = pickle.loads(payload.output)  # noqa: S301  bytes of our own cluster
+    return output.model_copy(update={"trace": _annotate(output.trace, payload.unit_type, payload.level)})
 
 
 def _trace_of(payload: _Payload) -> TaskTrace:
-    return cast("TaskTrace", payload.trace if payload.output is None else payload.output.trace)
+    return cast("TaskTrace", payload.trace if payload.output is None else _output_of(payload).trace)
 
 
 def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:

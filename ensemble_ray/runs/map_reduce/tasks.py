@@ -313,7 +313,7 @@ class MapReduceTasks:
         store, item = self._store, None if level else self._items.item(number)
         has_left = result.status == "exited"  # has an output if a gate after it ended the run (S-REV-32)
         if result.output is not None and (has_left or result.status == "completed"):
-            output = store.keep(level, number, result.output, prepared.unit_type, item=item)
+            output = store.keep(level, number, result.output, prepared.unit_type, item=item, packed=result.packed)
             if not level:
                 self._results.write_output(number, self._items.index(number), item, output)
             is_final, left = prepared.unit_type == "final-reduce", result.exit_reason if has_left else None

@@ -6,6 +6,7 @@ import pytest
 
 from ensemble_ray import AgentEntry, Node, Plan
 from ensemble_ray.plan.placement import (
+    GROWS_AFTER_S,
     NOTHING,
     Placement,
     PlacementRequest,
@@ -20,13 +21,13 @@ GPU = ResourceRequirements(num_gpus=1)
 
 
 def asking(key: str, category: str = "x", **fields: object) -> PlacementRequest:
-    """What a declared agent asks for."""
+    """What an agent asks for."""
     return PlacementRequest(key=key, category=category, **fields)  # type: ignore[arg-type]  # fields of a request
 
 
 def made(key: str, **fields: object) -> PlacementRequest:
     """What an agent asks for that is made while its run goes on: a category of its own."""
-    return asking(key, key, is_declared=False, **{"replicas": None, **fields})
+    return asking(key, key, **{"replicas": None, **fields})
 
 
 def placed(*requests: PlacementRequest, max_own: int = 8) -> Placement:
@@ -46,44 +47,27 @@ def needed(placement: Placement) -> dict[str, int]:
     return {group: placement.missing(group, alive=0, in_flight=0, in_run=0) for group in placement.groups}
 
 
-def test_every_agent_has_a_group_of_its_own_when_there_are_few() -> None:
-    """S-SET-41: nothing declared."""
-    placement = placed(asking("a"), asking("b"))
-    assert groups_of(placement, "ab") == ["own:a", "own:b"]
-    assert needed(placement) == {"own:a": 1, "own:b": 1}
-
-
-def test_agents_of_a_category_share_a_group_when_there_are_many() -> None:
-    """S-SET-41: those beyond the number of own groups; role and prompts travel with the task."""
-    placement = placed(*map(asking, "abcd", "xyyz"), max_own=1)
-    assert placement.group_of("a") == "own:a"
-    assert placement.group_of("b") == placement.group_of("c")
+def test_agents_of_a_category_share_a_group_however_few_there_are() -> None:
+    """S-SET-41: role and prompts travel with the task; another category has another group."""
+    placement = placed(*map(asking, "abcd", "xxyx"))
+    assert groups_of(placement, "abcd") == ["shared:0", "shared:0", "shared:1", "shared:0"]
+    assert needed(placement) == {"shared:0": 1, "shared:1": 1}
 
 
 def test_agent_that_wants_isolation_has_its_own_group_beyond_the_cap() -> None:
-    """S-SET-41: those that ask for it come first, wherever they stand in the list."""
+    """S-SET-41: wherever they stand in the list."""
     placement = placed(asking("a"), asking("b", isolation="process"), asking("c", isolation="process"), max_own=1)
     assert groups_of(placement, "abc") == ["shared:0", "own:b", "own:c"]
 
 
-def test_agents_that_share_live_by_category_while_there_is_room() -> None:
-    """S-SET-41: declared shared, or made for a task that named none."""
-    placement = placed(
-        asking("a", isolation="shared"),
-        asking("b", is_declared=False),
-        asking("c", "y", is_declared=False),
-        asking("d"),
-    )
-    assert groups_of(placement, "abcd") == ["shared:0", "shared:0", "shared:1", "own:d"]
-
-
-def test_agent_made_for_a_task_that_wants_isolation_gets_it() -> None:
-    """S-SET-41: what is declared counts more than where the agent came from."""
-    assert groups_of(placed(asking("a", isolation="process", is_declared=False), max_own=1), "a") == ["own:a"]
+def test_agent_that_wants_to_share_does_as_one_that_says_nothing() -> None:
+    """S-SET-41."""
+    placement = placed(asking("a", isolation="shared"), asking("b"))
+    assert groups_of(placement, "ab") == ["shared:0", "shared:0"]
 
 
 def test_categories_beyond_the_cap_share_groups_in_turn() -> None:
-    """No task waits for a process: there are as many shared groups as own ones, and never more."""
+    """No task waits for a process: there are as many shared groups as the cap says, and never more."""
     placement = placed(*(asking(key, key, isolation="shared") for key in "abcde"), max_own=2)
     assert groups_of(placement, "abcde") == ["shared:0", "shared:1", "shared:0", "shared:1", "shared:0"]
     assert set(placement.groups) == {"shared:0", "shared:1"}
@@ -96,7 +80,7 @@ def test_group_has_as_many_processes_as_any_of_its_agents_declares() -> None:
         asking("a", isolation="shared", replicas=2),
         asking("b", isolation="shared", replicas=4),
         asking("c", isolation="shared"),
-        asking("d", replicas=3),
+        asking("d", replicas=3, isolation="process"),
     )
     assert needed(placement) == {"shared:0": 4, "own:d": 3}
     assert placement.missing("own:d", alive=2, in_flight=1000, in_run=100) == 1
@@ -130,7 +114,7 @@ def test_group_of_an_isolated_agent_goes_with_it() -> None:
     assert placement.release("a") == home
     assert placement.groups == ("own:b",)
     assert placement.release("b") == "own:b"
-    placement.place([asking("c")])
+    placement.place([asking("c", isolation="process")])
     assert placement.group_of("c") == "own:c"
 
 
@@ -152,12 +136,20 @@ def test_group_grows_when_its_agents_say_nothing_and_much_is_in_flight(
 ) -> None:
     """S-MR-141: above 64, within what the run may have; what is asked for it must have."""
     placement = placed(asking("a", replicas=2, isolation="shared"), asking("b", isolation="shared", replicas=None))
-    assert placement.missing("shared:0", alive=alive, in_flight=in_flight, in_run=in_run) == missing
+    found = placement.missing("shared:0", alive=alive, in_flight=in_flight, in_run=in_run, busy_s=GROWS_AFTER_S)
+    assert found == missing
+
+
+def test_group_does_not_grow_for_work_that_may_soon_be_done() -> None:
+    """S-MR-141: the start of a process would cost more than it saves."""
+    placement = placed(asking("a", replicas=None))
+    assert placement.missing("shared:0", alive=1, in_flight=1000, in_run=1, busy_s=GROWS_AFTER_S - 0.1) == 0
 
 
 def test_group_keeps_its_size_when_its_agents_say_how_many() -> None:
     """S-MR-141."""
-    assert placed(asking("a", replicas=2)).missing("own:a", alive=0, in_flight=1000, in_run=0) == 2
+    placement = placed(asking("a", replicas=2))
+    assert placement.missing("shared:0", alive=0, in_flight=1000, in_run=0, busy_s=GROWS_AFTER_S) == 2
 
 
 def test_most_replicas_are_the_clusters_cpus_and_at_most_eight() -> None:
@@ -195,7 +187,7 @@ def test_agents_that_ask_something_of_nodes_share_with_their_like_alone() -> Non
 
 def test_group_of_its_own_has_what_its_agent_asks_for() -> None:
     """S-CLU-45: and is gone with it."""
-    placement = placed(asking("a", requirements=GPU, replicas=2))
+    placement = placed(asking("a", requirements=GPU, replicas=2, isolation="process"))
     group = placement.group_of("a")
     assert (placement.requirements_of(group), placement.begins_with(group)) == (GPU, 2)
     assert placement.release("a") == group
@@ -216,17 +208,18 @@ def test_groups_grow_when_nodes_have_come() -> None:
     """S-CLU-51: as many processes as the cluster allows by now."""
     placement = placed(made("a"))
     group = placement.group_of("a")
-    assert placement.missing(group, alive=4, in_flight=100, in_run=4) == 0
+    assert placement.missing(group, alive=4, in_flight=100, in_run=4, busy_s=GROWS_AFTER_S) == 0
     placement.resize(max_own=8, most_replicas=6)
-    assert placement.missing(group, alive=4, in_flight=100, in_run=4) == 2
+    assert placement.missing(group, alive=4, in_flight=100, in_run=4, busy_s=GROWS_AFTER_S) == 2
 
 
 def test_group_grows_no_further_than_its_nodes_have_room() -> None:
     """S-CLU-46: one more would wait; what its agents ask for themselves, they get in any case."""
     placement = placed(made("a", requirements=GPU), made("b", requirements=GPU, replicas=2))
     a, b = placement.group_of("a"), placement.group_of("b")
-    assert [placement.missing(a, alive=n, in_flight=100, in_run=n, room=2) for n in range(3)] == [1, 1, 0]
-    assert placement.missing(b, alive=1, in_flight=100, in_run=1, room=1) == 1
+    found = [placement.missing(a, alive=n, in_flight=100, in_run=n, busy_s=GROWS_AFTER_S, room=2) for n in range(3)]
+    assert found == [1, 1, 0]
+    assert placement.missing(b, alive=1, in_flight=100, in_run=1, busy_s=GROWS_AFTER_S, room=1) == 1
 
 
 LOOP = LoopUnit(key="loop:l", name="l", body=("write", "check"), body_names=("write", "check"), has_until=True)
