@@ -46,13 +46,16 @@ def version() -> NoReturn:
     raise typer.Exit
 
 
+def _on_version(is_set: bool) -> None:  # noqa: FBT001  the form of a callback
+    if is_set:
+        version()
+
+
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the library's log.")] = False,
     is_version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=lambda is_set: version() if is_set else None, is_eager=True, help="Show the version."
-        ),
+        typer.Option("--version", callback=_on_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Teams of LLM agents as actors on Ray."""

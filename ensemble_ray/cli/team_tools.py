@@ -51,7 +51,7 @@ from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.tools.mcp.address import ReadMessages
 from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
-from ensemble_ray.values.reviews import ReviewDecision, ReviewWait
+from ensemble_ray.values.reviews import ReviewDecision, ReviewRequest, ReviewWait
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream
@@ -176,6 +176,10 @@ def make_failure(text: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=text)], is_error=True)
 
 
+def _exit_early(_request: ReviewRequest) -> ReviewDecision:
+    return ReviewDecision.exit_early()
+
+
 def _with_recorded_reviews(team: Ensemble, *, can_ask: bool) -> Ensemble:
     """Reviews wait in the record instead of at the console."""
     is_console = isinstance(team.review_handler, ConsoleReviewHandler)
@@ -183,7 +187,7 @@ def _with_recorded_reviews(team: Ensemble, *, can_ask: bool) -> Ensemble:
         return team
     if team.durability is Durability.OFF:
         # A run without a record cannot wait.
-        return team.replace(review_handler=lambda _request: ReviewDecision.exit_early()) if is_console else team
+        return team.replace(review_handler=_exit_early) if is_console else team
     return team.replace(review_handler=None, review_wait=ReviewWait.DETACH).with_source(team.source)
 
 

@@ -114,7 +114,9 @@ _log = bounded_logger(__name__)
 
 
 class _Recipient:
-    def __init__(self, listener: object, fields: dict[str, str], on_interrupt: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, listener: object, fields: dict[str, str], on_interrupt: Callable[[BaseException], None] | None
+    ) -> None:
         self.wanted = wanted_by(listener)
         self._listener = listener
         self._fields = fields
@@ -152,7 +154,8 @@ class _Recipient:
         except Exception:  # noqa: BLE001  S-EVT-3: errors of a listener do not spread
             _log.warning("Listener %s.%s raised", type(self._listener).__name__, name, exc_info=True)
         except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
-            self._on_interrupt(stop)
+            if self._on_interrupt is not None:
+                self._on_interrupt(stop)
 
 
 class Delivery:
@@ -165,8 +168,7 @@ class Delivery:
         fields: dict[str, str] | None = None,
         on_interrupt: Callable[[BaseException], None] | None = None,
     ) -> None:
-        stop = on_interrupt or (lambda _stop: None)
-        self._recipients = [_Recipient(listener, dict(fields or {}), stop) for listener in listeners]
+        self._recipients = [_Recipient(listener, dict(fields or {}), on_interrupt) for listener in listeners]
         self.interest: frozenset[str] = frozenset[str]().union(*(r.wanted for r in self._recipients))
 
     def wants(self, event_type: type[Event]) -> bool:

@@ -58,7 +58,12 @@ def milliseconds(seconds: float) -> int:
 
 def ensemble_started(run_id: str, *, at: float, total_tasks: int, workflow: str) -> Message:
     """Report that a run started."""
-    data = {"ensemble_id": run_id, "started_at": instant(at), "total_tasks": total_tasks, "workflow": workflow}
+    data: dict[str, object] = {
+        "ensemble_id": run_id,
+        "started_at": instant(at),
+        "total_tasks": total_tasks,
+        "workflow": workflow,
+    }
     return Message("ensemble_started", data)
 
 
