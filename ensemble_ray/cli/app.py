@@ -46,7 +46,7 @@ def version() -> NoReturn:
     raise typer.Exit
 
 
-def _on_version(is_set: bool) -> None:  # noqa: FBT001  the form of a callback
+def _on_version(is_set: bool) -> None:
     if is_set:
         version()
 
