@@ -17,8 +17,10 @@ from ensemble_ray import (
     DelegationRequest,
     DynamicToolProvider,
     Ensemble,
+    EnsembleListener,
     HierarchicalConstraints,
     OpenAIChatModel,
+    TaskCompleteEvent,
     ToolCall,
     tool,
 )
@@ -110,6 +112,11 @@ def answers(*, is_managed: bool = True) -> list[object]:
     ]  # fmt: skip
 
 
+class _Hearing(EnsembleListener):
+    def on_task_complete(self, event: TaskCompleteEvent) -> None:
+        """Do nothing."""
+
+
 def _dying(*_: object) -> None:
     os._exit(DIED)
 
@@ -118,4 +125,5 @@ def main(*, is_managed: bool = True, is_reporting: bool = False) -> None:
     """Run it until it dies; `is_reporting`: when the task has recorded its output, before the run hears of it."""
     if is_reporting:
         setattr(Coordinator, "deliver", _dying)  # noqa: B010  an assignment to a method is none for type checkers
-    team(is_managed=is_managed).run(runtime="inline", run_id=RUN_ID)
+    listeners = [_Hearing()] if is_reporting else []  # an output is committed before listeners hear of it
+    team(is_managed=is_managed).replace(listeners=listeners).run(runtime="inline", run_id=RUN_ID)
