@@ -1,4 +1,4 @@
-"""Facts about effects of a task: model answers, tool calls, delegated work, memory and reflection."""
+"""Facts about effects of a task: model and tool calls, delegated work, memory, reflection."""
 
 from __future__ import annotations
 
@@ -34,69 +34,56 @@ from ensemble_ray.values.delegation import DelegationRequest
 from ensemble_ray.values.memory import RecalledMemory, TaskReflection
 from ensemble_ray.values.messages import Effect, ProviderFields, ToolCall
 
-#: Suffix of the names of model calls that created a task's agent, before the task started (S-SET-46).
-_MAKING = "/synthesis"
+_MAKING = "/synthesis"  # Suffix of model calls that created a task's agent, before the task started (S-SET-46).
 
 
 def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _read_calls(value: Sequence[Mapping[str, object]]) -> tuple[ToolCall, ...]:
-    return tuple([ToolCall(as_text(c.get("id")), as_text(c.get("name")), as_text(c.get("arguments"))) for c in value])
-
-
-def _write_calls(calls: Sequence[ToolCall]) -> list[dict[str, str]]:
-    return [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls]
-
-
-def _read_fields(value: Mapping[str, object]) -> ProviderFields:
-    return ProviderFields(
-        origin=as_text(value.get("origin")),
-        message=as_text(value.get("message")),
-        tool_calls=tuple(map(as_text, as_sequence(value.get("tool_calls")))),
-    )
-
-
-def _write_fields(fields: ProviderFields) -> dict[str, object]:
-    return {"origin": fields.origin, "message": fields.message, "tool_calls": list(fields.tool_calls)}
-
-
 @fact_kind
 class ModelAnswered(FactData):
-    """A model answered."""
-
     KIND: ClassVar = "model"
     IS_EFFECT: ClassVar = True
 
-    #: digest of the request; empty for calls outside any task
-    request_digest: str = written(TEXT, missing="")
+    request_digest: str = written(TEXT, missing="")  # empty for calls outside any task
     started_at: float = written(INSTANT, missing=TIME_OF_FACT, is_needed=True)
     latency_s: float = written(DURATION, missing=0.0, is_needed=True)
     text: str | None = written(optional(TEXT), missing=None, is_needed=True)
     tool_calls: tuple[ToolCall, ...] = written(
-        list_of(OBJECT), missing=(), default=(), is_needed=True, read=_read_calls, write=_write_calls
+        list_of(OBJECT),
+        missing=(),
+        default=(),
+        is_needed=True,
+        read=lambda value: tuple(
+            [ToolCall(as_text(c.get("id")), as_text(c.get("name")), as_text(c.get("arguments"))) for c in value]
+        ),
+        write=lambda calls: [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls],
     )
-    # Users' own models may return other numbers, which are recorded unchanged.
-    #: -1: unknown
+    # -1: unknown. Users' own models may return other numbers, which are recorded unchanged.
     input_tokens: int = written(type_of("a number", int, float), missing=-1, default=-1, is_needed=True)
     output_tokens: int = written(type_of("a number", int, float), missing=-1, default=-1, is_needed=True)
     finish_reason: str | None = written(ANY, default=None, read=_text_or_none)
-    #: the model's reasoning, separate from `text` (S-LLM-4)
-    reasoning: str | None = written(ANY, default=None, read=_text_or_none)
-    #: part of `output_tokens`; -1: unknown
-    reasoning_tokens: int = written(type_of("a number", int, float), default=-1)
-    #: fields that the provider expects back with the message; None: no fields
-    provider_fields: ProviderFields | None = written(OBJECT, default=None, read=_read_fields, write=_write_fields)
-    #: input and output tokens that the run's budget counted if the provider reported no counts (S-BUD-2)
+    reasoning: str | None = written(ANY, default=None, read=_text_or_none)  # separate from `text` (S-LLM-4)
+    reasoning_tokens: int = written(type_of("a number", int, float), default=-1)  # part of `output_tokens`; -1: unknown
+    #: the provider expects them back with the message
+    provider_fields: ProviderFields | None = written(
+        OBJECT,
+        default=None,
+        read=lambda value: ProviderFields(
+            origin=as_text(value.get("origin")),
+            message=as_text(value.get("message")),
+            tool_calls=tuple(map(as_text, as_sequence(value.get("tool_calls")))),
+        ),
+        write=lambda found: {"origin": found.origin, "message": found.message, "tool_calls": list(found.tool_calls)},
+    )
+    #: input and output, as the run's budget counted them if the provider reported no counts (S-BUD-2)
     estimated_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)
     retries: int = written(NUMBER, default=0)
-    #: failure reason of each attempt before the successful one (S-DUR-66)
+    #: reasons, before the successful attempt (S-DUR-66)
     attempts_failed: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
-    #: initial part of `latency_s` spent waiting for permits of rate limits; whole milliseconds (S-RATE-35)
-    waited_s: float = written(DURATION, default=0.0)
-    #: whether a fork copied it from the original run, which paid for it (S-BUD-9)
-    is_copied: bool = written(ANY, default=False, read=bool)
+    waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
+    is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
@@ -110,15 +97,11 @@ class ModelAnswered(FactData):
 
 @fact_kind
 class ToolIntended(FactData):
-    """A tool or a handler is about to be called."""
-
     KIND: ClassVar = "tool_intent"
     IS_EFFECT: ClassVar = True
 
     tool_name: str = written(TEXT, missing="")
-    #: JSON text as the model wrote it; empty for a handler
-    arguments: str = written(ANY, missing="", read=as_text)
-    #: side effect of the call
+    arguments: str = written(ANY, missing="", read=as_text)  # JSON text as the model wrote it; empty for a handler
     effect: Effect = written(one_of(*get_args(Effect)), missing="once")
     #: whether it represents a call that a lost part of the record may have contained
     is_lost: bool = written(ANY, default=False, read=is_true)
@@ -126,8 +109,6 @@ class ToolIntended(FactData):
 
 @fact_kind
 class ToolReturned(FactData):
-    """A call of a tool, a handler or the delegation tool ended."""
-
     KIND: ClassVar = "tool_result"
     IS_EFFECT: ClassVar = True
 
@@ -137,9 +118,8 @@ class ToolReturned(FactData):
     structured_output: object = written(ANY, missing=None, default=None, is_needed=True)
     started_at: float = written(INSTANT, missing=TIME_OF_FACT, is_needed=True)
     duration_s: float = written(DURATION, missing=0.0, is_needed=True)
-    #: whether the tool asked the model to try again
-    asks_again: bool = written(ANY, default=False, read=is_true)
-    #: repairs of the arguments before the call (S-LLM-43)
+    asks_again: bool = written(ANY, default=False, read=is_true)  # whether the model should try again
+    #: of the arguments, before the call (S-LLM-43)
     repairs: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
 
     @property
@@ -148,7 +128,7 @@ class ToolReturned(FactData):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the outcome of the call is unknown (S-DUR-26)."""
+        """Whether the outcome is unknown (S-DUR-26)."""
         return self.outcome == "unknown"
 
 
@@ -159,40 +139,35 @@ class OutcomeDecided(FactData):
     KIND: ClassVar = "decision"
     IS_EFFECT: ClassVar = True
 
-    #: `done`, `repeat` or `fail`
-    answer: str = written(TEXT, missing="", is_needed=True)
+    answer: str = written(TEXT, missing="", is_needed=True)  # `done`, `repeat` or `fail`
 
 
 class RecordedRefusal(NamedTuple):
     """Why a delegation was refused."""
 
     reason: str
-    #: advice for the model's next attempt
-    hint: str
-
-
-def _read_refusal(value: Mapping[str, object] | None) -> RecordedRefusal | None:
-    return RecordedRefusal(str(value.get("reason") or ""), str(value.get("hint") or "")) if value else None
+    hint: str  # for the model's next attempt
 
 
 @fact_kind
 class DelegationDecided(FactData):
-    """The worker of a delegating call was chosen, or the delegation was refused."""
+    """A worker was chosen, or the delegation was refused."""
 
     KIND: ClassVar = "delegation"
     IS_EFFECT: ClassVar = True
 
-    #: the `DelegationRequest` as JSON data
-    request: Mapping[str, object] = written(OBJECT, missing={}, is_needed=True)
-    #: key of the worker; None if the delegation was refused
-    worker: str | None = written(optional(TEXT), missing=None, is_needed=True)
-    #: role whose cap counts the delegation, or None
-    charged: str | None = written(optional(TEXT), missing=None)
+    request: Mapping[str, object] = written(OBJECT, missing={}, is_needed=True)  # the `DelegationRequest` as JSON data
+    worker: str | None = written(optional(TEXT), missing=None, is_needed=True)  # key; None if refused
+    charged: str | None = written(optional(TEXT), missing=None)  # role whose cap counts the delegation
     started_at: float = written(INSTANT, missing=TIME_OF_FACT)
     refusal: RecordedRefusal | None = written(
-        optional(OBJECT), default=None, read=_read_refusal, write=RecordedRefusal._asdict
+        optional(OBJECT),
+        default=None,
+        read=lambda value: (
+            RecordedRefusal(str(value.get("reason") or ""), str(value.get("hint") or "")) if value else None
+        ),
+        write=RecordedRefusal._asdict,
     )
-    #: of a refusal: whether a policy failed, so that the model receives an error
     is_error: bool | None = written(FLAG, default=None)
 
 
@@ -204,7 +179,7 @@ def read_request(fact: Fact[DelegationDecided]) -> DelegationRequest:
 
 
 def began_at(fact: Fact) -> float:
-    """Return the start of the effect in Unix time, s; for other facts, their time."""
+    """Return the start of an effect, Unix time, s; for other facts, their time."""
     match fact.data:
         case ModelAnswered(started_at=at) | ToolReturned(started_at=at) | DelegationDecided(started_at=at):
             return at
@@ -213,7 +188,7 @@ def began_at(fact: Fact) -> float:
 
 
 def is_making_agent(fact: Fact) -> bool:
-    """Return whether it belongs to a call that created a task's agent, before the task started (S-SET-46)."""
+    """Return whether the call created a task's agent, before the task started (S-SET-46)."""
     return fact.name.endswith(_MAKING)
 
 
@@ -224,21 +199,18 @@ class SamplingAnswered(FactData):
     KIND: ClassVar = "sampling"
     IS_EFFECT: ClassVar = True
 
-    #: digest of the request: a repeated call finds its recorded answer by it
-    request_digest: str = written(TEXT, missing="")
+    request_digest: str = written(TEXT, missing="")  # a repeated call finds its recorded answer by it
     started_at: float = written(INSTANT, missing=TIME_OF_FACT, is_needed=True)
     latency_s: float = written(DURATION, missing=0.0, is_needed=True)
     text: str | None = written(optional(TEXT), missing=None, is_needed=True)
-    #: -1: unknown
-    input_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)
+    input_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)  # -1: unknown
     output_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)
     finish_reason: str | None = written(optional(TEXT), default=None)
-    #: input and output tokens that the run's budget counted if the provider reported no counts (S-BUD-2)
+    #: see `ModelAnswered`
     estimated_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)
 
 
-#: From this number of notes on they are recorded as one text.
-_MANY_NOTES = 16
+_MANY_NOTES = 16  # From this number on, notes are recorded as one text.
 
 
 def _row_of(*checks: Check) -> Check:
@@ -257,27 +229,15 @@ _NOTES = list_of(_row_of(TEXT, TEXT, TEXT))
 
 
 def _to_tuples(value: object) -> object:
-    """Convert lists to tuples, at any depth."""
     return tuple([_to_tuples(each) for each in as_sequence(value)]) if isinstance(value, list | tuple) else value
 
 
 def _to_lists(value: object) -> object:
-    """Convert tuples to lists, at any depth."""
     return [_to_lists(each) for each in as_sequence(value)] if isinstance(value, list | tuple) else value
 
 
-def _read_notes(value: object) -> object:
-    return _to_tuples(json.loads(value) if isinstance(value, str) else value)
-
-
-def _write_notes(rows: Sequence[Sequence[str]] | None) -> object:
-    """Encode notes; many become one text, so that a store can share its common prefix with earlier texts."""
-    is_long = rows is not None and len(rows) >= _MANY_NOTES
-    return json.dumps(rows, ensure_ascii=False) if is_long else _to_lists(rows)
-
-
 def _check_notes(value: object) -> str | None:
-    """Check for rows of three texts, or JSON text of such rows."""
+    """Accept rows of three texts, or JSON text of such rows."""
     if not isinstance(value, str):
         return _NOTES(value)
     try:
@@ -288,8 +248,6 @@ def _check_notes(value: object) -> str | None:
 
 @fact_kind
 class MemoryRecalled(FactData):
-    """Memory returned the contents that a task's prompt shows."""
-
     KIND: ClassVar = "memory_recalled"
     IS_EFFECT: ClassVar = True
 
@@ -299,7 +257,13 @@ class MemoryRecalled(FactData):
     )
     #: (agent's role, description, content); None: no short-term memory
     short_term: tuple[tuple[str, str, str], ...] | None = written(
-        optional(_check_notes), default=None, read=_read_notes, write=_write_notes
+        optional(_check_notes),
+        default=None,
+        read=lambda value: _to_tuples(json.loads(value) if isinstance(value, str) else value),
+        # A store can share the common prefix of one text with earlier texts.
+        write=lambda rows: (
+            json.dumps(rows, ensure_ascii=False) if rows is not None and len(rows) >= _MANY_NOTES else _to_lists(rows)
+        ),
     )
     long_term: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
     #: (name, fact)
@@ -308,7 +272,6 @@ class MemoryRecalled(FactData):
     )
     retrieval_s: float | None = written(optional(DURATION), default=None)
     lookup_s: float | None = written(optional(DURATION), default=None)
-    #: embedding tokens of the lookup
     embedding_tokens: int = written(NUMBER, default=0)
 
     @classmethod
@@ -322,16 +285,14 @@ class MemoryRecalled(FactData):
 
 @fact_kind
 class MemoryStored(FactData):
-    """Memory stored a task's output; it must not be stored again."""
+    """An output was stored in memory; it must not be stored again."""
 
     KIND: ClassVar = "memory_stored"
     IS_EFFECT: ClassVar = True
 
-    #: names of the scopes that store it
     scopes: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
-    #: memories of the ensemble that store it: `short_term`, `long_term`
+    #: memories of the ensemble: `short_term`, `long_term`
     taken_by: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
-    #: embedding tokens of the storage
     embedding_tokens: int = written(NUMBER, default=0)
 
 
@@ -351,14 +312,10 @@ def _value_of(data: Mapping[str, object]) -> TaskReflection:
 
 @fact_kind
 class ReflectionRecalled(FactData):
-    """A task looked up the reflection of earlier runs and found one or none."""
-
     KIND: ClassVar = "reflection_recalled"
     IS_EFFECT: ClassVar = True
 
-    #: key of the task in the store
     key: str = written(TEXT, missing="")
-    #: as data, or None
     reflection: Mapping[str, object] | None = written(optional(_REFLECTION), default=None)
 
     @classmethod
@@ -372,22 +329,18 @@ class ReflectionRecalled(FactData):
 
 @fact_kind
 class ReflectionRecorded(FactData):
-    """A reflection on an output was created; it must not be created again."""
+    """A reflection was created; it must not be created again."""
 
     KIND: ClassVar = "reflection_made"
     IS_EFFECT: ClassVar = True
 
-    #: key of the task in the store
     key: str = written(TEXT, missing="")
-    #: as data
     reflection: Mapping[str, object] = written(
         _REFLECTION, missing=None, default_factory=dict[str, object], is_needed=True
     )
-    #: reported by the model, or estimated if it reported no counts; 0: no model was called
-    input_tokens: int = written(NUMBER, default=0)
+    input_tokens: int = written(NUMBER, default=0)  # estimated if the model reported no counts; 0: no model was called
     output_tokens: int = written(NUMBER, default=0)
-    #: whether the store had no earlier reflection on the task
-    is_first: bool = written(FLAG, default=False)
+    is_first: bool = written(FLAG, default=False)  # whether the store had no earlier reflection on the task
 
     @property
     def reflection_value(self) -> TaskReflection:
@@ -401,5 +354,4 @@ class ReflectionStored(FactData):
     KIND: ClassVar = "reflection_stored"
     IS_EFFECT: ClassVar = True
 
-    #: key of the task in the store
     key: str = written(TEXT, missing="")

@@ -1,6 +1,6 @@
-"""The base classes of facts and their encoding; each kind is a subclass of `FactData`, and its `KEYS` define the format.
+"""The base classes of facts and their encoding. Each kind is a subclass of `FactData`, and its `KEYS` define the format.
 
-A rewritten fact is unchanged: `absent` names keys that an earlier version lacks, `rest` stores those of a later version.
+A rewritten fact is unchanged: `absent` names keys that an earlier version lacks, `rest` has those of a later version.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing_extensions import TypeVar
 from ensemble_ray.errors import RecordError
 from ensemble_ray.values.ids import RUN
 
-#: Instants from about the year 70 to 9500, and durations of up to 300 years, s: well within the range of `datetime`.
+#: Instants from about the year 70 to 9500, and durations of up to 300 years, s: within the range of `datetime`.
 _FIRST_S, _LAST_S, _LONGEST_S = -6e10, 2.4e11, 1e10
 
-#: Returns a description of the required value, or None if the value is valid.
-Check = Callable[[object], str | None]
+Check = Callable[[object], str | None]  # Returns a description of the required value, or None if the value is valid.
 
 
 def type_of(what: str, *types: type) -> Check:
-    """Return a check for values of these types; a bool is not a number."""
+    """Return a check for these types; a bool is not a number."""
 
     def check(value: object) -> str | None:
         is_right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
@@ -32,7 +31,6 @@ def type_of(what: str, *types: type) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """Return a check that also accepts null."""
     return lambda value: None if value is None else check(value)
 
 
@@ -50,8 +48,6 @@ def list_of(each: Check) -> Check:
 
 
 def object_of(**fields: Check) -> Check:
-    """Return a check for objects with at least these fields."""
-
     def check(value: object) -> str | None:
         if not isinstance(value, Mapping):
             return "an object"
@@ -65,7 +61,6 @@ def object_of(**fields: Check) -> Check:
 
 
 def one_of(*values: str) -> Check:
-    """Return a check for one of these texts."""
     return lambda value: None if value in values else f"one of {', '.join(values)}"
 
 
@@ -97,19 +92,16 @@ def ANY(_value: object) -> None:  # noqa: N802  one of the checks above
 
 
 _ABSENT: Final = object()
-#: As a default: the time of the fact.
-TIME_OF_FACT: Final = object()
+TIME_OF_FACT: Final = object()  # As a default: the time of the fact.
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The encoding of one field. A known key with a value of another type is damage: reading it fails."""
+    """The encoding of one field. A value of another type is damage: reading it fails."""
 
     check: Check
-    #: replaces a missing value
-    default: object
-    #: whether the default is not written; otherwise `absent` names a missing key
-    is_optional: bool
+    default: object  # replaces a missing value
+    is_optional: bool  # whether the default is not written
     is_needed: bool
     read: Callable[[Any], object] | None
     write: Callable[[Any], object] | None
@@ -117,22 +109,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactData:
-    """The content of a fact: JSON data, or frozen values that the journal renders as JSON. Each kind is a subclass."""
+    """The content of a fact: JSON data, or frozen values that the journal renders as JSON."""
 
-    #: name of the kind in the record
     KIND: ClassVar[str] = ""
-    #: its fields in written order; keys, values and order of written facts must not change
-    KEYS: ClassVar[Mapping[str, Key]] = {}
-    #: whether facts of the kind are named `instance/turn/call`
-    IS_EFFECT: ClassVar[bool] = False
-    #: whether it only describes runs as a whole
-    IS_OF_RUN: ClassVar[bool] = False
-    #: instance with the epoch that decides whether the fact is refused; empty: the fact's instance
-    FENCE: ClassVar[str] = ""
+    KEYS: ClassVar[Mapping[str, Key]] = {}  # in written order; keys, values and order of written facts must not change
+    IS_EFFECT: ClassVar[bool] = False  # whether facts are named `instance/turn/call`
+    IS_OF_RUN: ClassVar[bool] = False  # whether it only describes runs as a whole
+    FENCE: ClassVar[str] = ""  # instance with the epoch that decides about refusal; empty: the fact's instance
 
-    #: keys of the kind that the recorded fact lacks
-    absent: tuple[str, ...] = ()
-    #: recorded values of unknown keys
+    absent: tuple[str, ...] = ()  # keys that the recorded fact lacks
     rest: Mapping[str, object] | None = None
 
     @property
@@ -187,13 +172,8 @@ def written(
 ) -> Any:
     """Return a field of a kind of facts with its encoding; see `Key`.
 
-    Args:
-        check: Accepts the recorded value.
-        missing: Replaces a missing value. Without it the key is optional: the default of the field is not written.
-        is_needed: Whether a recorded effect without it cannot be reused.
-        read: Converts the JSON value to the field.
-        write: Converts the field to a JSON-able value.
-        default: `default` or `default_factory` of the field.
+    Without `missing`, the key is optional: the default of the field is not written. An effect without a key that
+    `is_needed` cannot be reused. `read` and `write` convert between field and JSON value.
     """
     is_optional = missing is _ABSENT
     replacement = default["default"] if is_optional else missing
@@ -212,18 +192,12 @@ def fact_kind(cls: type[W]) -> type[W]:
 class Fact(Generic[D_co]):
     """A stimulus or an effect with its name, as stored by the journal."""
 
-    #: run id
     run: str
-    #: stimulus or effect name: `run`, `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
-    name: str
-    #: Unix time, s
-    at: float
-    #: content of the fact
+    name: str  # `run`, or a stimulus or effect: `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
+    at: float  # Unix time, s
     data: D_co
-    #: re-dispatch generation of the instance that wrote it; facts of an older one are refused
-    epoch: int = 0
-    #: position in the run's record; 0 until a journal assigns one
-    seq: int = 0
+    epoch: int = 0  # re-dispatch generation of its instance; facts of an older one are refused
+    seq: int = 0  # position in the record; 0 until a journal assigns one
 
     @property
     def kind(self) -> str:
@@ -231,27 +205,24 @@ class Fact(Generic[D_co]):
 
     @property
     def instance(self) -> str:
-        """The instance of the fact; `run` for facts of the run itself."""
+        """Its instance; `run` for facts of the run itself."""
         return self.name.rsplit("/", 2)[0] if self.data.IS_EFFECT else self.name
 
     @property
     def is_of_run(self) -> bool:
-        """Whether it is about the run as a whole."""
         return self.instance == RUN
 
     @property
     def fence(self) -> str:
-        """The instance with the epoch that decides whether the fact is refused; for stimuli the run."""
+        """The instance with the epoch that decides whether the fact is refused."""
         return self.data.FENCE or self.instance
 
 
 def find_fact(facts: Mapping[tuple[str, str], Fact], name: str, wanted: type[W]) -> Fact[W] | None:
-    """Return the fact of that name and kind among a journal's facts, or None."""
     return cast("Fact[W] | None", facts.get((name, wanted.KIND)))
 
 
 def kinds_of(*wanted: type[FactData]) -> tuple[str, ...]:
-    """Return the names of kinds, for queries to a store."""
     return tuple(each.KIND for each in wanted)
 
 
@@ -275,10 +246,8 @@ def as_sequence(value: object) -> Sequence[object]:
 
 
 def as_count(value: object) -> int:
-    """Return the value if it is a whole number, else 0."""
     return value if isinstance(value, int) else 0
 
 
 def as_text(value: object, default: str = "") -> str:
-    """Return the value if it is a text, else the default."""
     return value if isinstance(value, str) else default

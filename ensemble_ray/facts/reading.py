@@ -1,4 +1,4 @@
-"""Decodes stored facts of all kinds; facts of unknown kinds, from a later version, are preserved unchanged."""
+"""Decodes stored facts; facts of unknown kinds, from a later version, are preserved unchanged."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Self
 from ensemble_ray.facts import effects, runs
 from ensemble_ray.facts.fact import INSTANT, NUMBER, TEXT, Fact, FactData, require
 
-#: All kinds of facts, by their names in the record.
 KINDS: Mapping[str, type[FactData]] = {
     each.KIND: each
     for each in (*vars(effects).values(), *vars(runs).values())
     if isinstance(each, type) and issubclass(each, FactData) and each.KIND
 }
-#: Kinds that describe runs as a whole: a store finds them fast, regardless of the number of facts.
+#: A store finds these fast, regardless of the number of facts.
 KINDS_OF_RUN = frozenset(name for name, each in KINDS.items() if each.IS_OF_RUN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownFact(FactData):
-    """A fact of a kind that this version does not support."""
-
     kind_name: str
     values: Mapping[str, object]
 
@@ -43,7 +40,7 @@ class UnknownFact(FactData):
 def read_fact(
     *, run: str, kind: str, name: str, at: float, data: Mapping[str, object], epoch: int = 0, seq: int = 0
 ) -> Fact:
-    """Decode a fact from its stored values; a `ValueError` names the invalid one."""
+    """Decode a fact; a `ValueError` names the invalid value."""
     require("kind", kind, TEXT)
     require("name", name, TEXT)
     require("at", at, INSTANT)

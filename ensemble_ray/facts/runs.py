@@ -47,30 +47,24 @@ _DURATION = TypeAdapter[timedelta](Duration)
 
 
 class RecordedOutput(NamedTuple):
-    """The fields of a recorded output; a field that is missing or of another type is empty."""
+    """The fields of a recorded output; a missing or damaged field is empty."""
 
     raw: str
     agent_role: str
     task_description: str
-    #: JSON data
     parsed_output: object
-    #: full name of the type of `parsed_output`; empty: no type
-    output_type: str
-    #: JSON data of `TaskMetrics`
+    output_type: str  # full name of the type of `parsed_output`; empty: no type
     metrics: Mapping[str, object]
-    #: Unix time, s; None: not recorded
-    completed_at: float | None
-    #: None: not recorded
-    duration_s: float | None
+    completed_at: float | None  # Unix time, s; None: not recorded
+    duration_s: float | None  # None: not recorded
     tool_call_count: int
 
 
-#: Fields of an output by name, and the names of the same fields in its trace, which is recorded without those that are equal.
+#: Fields of an output, and the same fields in its trace, which is recorded without those that are equal.
 _COMMON: Mapping[str, str] = {
     "task_description": "task_description", "agent_role": "agent_role", "completed_at": "completed_at",
     "duration": "duration", "parsed_output": "parsed_output", "metrics": "metrics", "raw": "final_output",
 }  # fmt: skip
-#: Values in JSON form that are not recorded.
 _NO_METRICS: Mapping[str, object] = TaskMetrics.EMPTY.model_dump(mode="json")
 _OUTPUT_DEFAULTS: Mapping[str, object] = {
     "tool_call_count": 0,
@@ -84,17 +78,18 @@ _TRACE_DEFAULTS: Mapping[str, object] = {
 
 
 def short_output(output: TaskOutput | Mapping[str, object]) -> object:
-    """Return what the record contains of an output: no defaults, and no text twice. `whole_output` is the inverse."""
+    """Return what the record contains of an output: no defaults, and no text twice. Inverse: `whole_output`."""
     if not isinstance(output, TaskOutput):
         return output
-    common = {
-        inside
-        for name, inside in _COMMON.items()
-        if _is_same(getattr(output, name), getattr(output.trace, inside, None))
-    }
+    common: set[str] = set()
+    for name, inside in _COMMON.items():
+        one, other = getattr(output, name), getattr(output.trace, inside, None)
+        # `==` of a parsed answer would be a user's code.
+        if one is other or (isinstance(one, str | datetime | timedelta | TaskMetrics) and one == other):
+            common.add(inside)
     try:
         data = output.model_dump(mode="json", exclude={"trace": common} if common else None)
-    except ValueError:  # such as half of a surrogate pair; the journal has a form for it
+    except ValueError:  # half of a surrogate pair; the journal has a form for it
         return output
     data["metrics"] = _without(_NO_METRICS, data["metrics"])
     if (shown := data["trace"]) is not None:
@@ -102,11 +97,6 @@ def short_output(output: TaskOutput | Mapping[str, object]) -> object:
             del interactions[-1]["response_text"]
         data["trace"] = _without(_TRACE_DEFAULTS, shown)
     return _without(_OUTPUT_DEFAULTS, data)
-
-
-def _is_same(one: object, other: object) -> bool:
-    """Compare fields; `==` of a parsed answer would be a user's code."""
-    return one is other or (isinstance(one, str | datetime | timedelta | TaskMetrics) and one == other)
 
 
 def _without(defaults: Mapping[str, object], data: Mapping[str, object]) -> dict[str, object]:
@@ -131,17 +121,16 @@ class OutputRecorded(FactData):
 
     KIND: ClassVar = "output"
 
-    #: the output, or its recorded data if it was read from a store
+    #: recorded data if it was read from a store
     output: TaskOutput | Mapping[str, object] = written(
         type_of("an object", Mapping, TaskOutput), missing={}, is_needed=True, write=short_output
     )
 
     def output_data(self) -> Mapping[str, object]:
-        """Return the output in JSON form."""
         return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else whole_output(self.output)
 
     def read(self) -> RecordedOutput:
-        """Return the fields of the output, without its trace, which is large."""
+        """Return the fields without the trace, which is large."""
         if isinstance(self.output, TaskOutput):
             return read_output(self.output.model_dump(mode="json", exclude={"trace"}))
         return read_output(self.output_data())
@@ -149,21 +138,18 @@ class OutputRecorded(FactData):
 
 @fact_kind
 class FailureRecorded(FactData):
-    """A task failed."""
-
     KIND: ClassVar = "task_failed"
 
     error_type: str = written(TEXT, missing="Exception")
     message: str = written(TEXT, missing="")
     stack_trace: str | None = written(optional(TEXT), missing=None, default=None)
-    #: trace of the task, or its JSON data if it was read from a store
+    #: JSON data if it was read from a store
     trace: TaskTrace | Mapping[str, object] | None = written(
         optional(type_of("an object", Mapping, TaskTrace)), missing=None, default=None
     )
-    #: the error and its causes, in the form of `errors_data`
+    #: in the form of `errors_data`, with causes
     error: Mapping[str, object] | None = written(optional(OBJECT), missing=None, default=None)
-    #: requests of its last model call; 0: it did not end with a model call
-    attempts: int = written(NUMBER, default=0)
+    attempts: int = written(NUMBER, default=0)  # requests of its last model call; 0: it did not end with a model call
     #: whether a user's handler or predicate failed instead of an agent
     is_of_callable: bool = written(type_of("a truth value", bool), default=False)
 
@@ -175,13 +161,10 @@ class FailureRecorded(FactData):
 
 @fact_kind
 class ExitRecorded(FactData):
-    """A task ended the run early."""
-
     KIND: ClassVar = "task_exited"
 
     reason: ExitReason
-    #: name of the tool call that requested the exit, which has no result, and the tool's text
-    call: str = ""
+    call: str = ""  # the tool call that requested the exit, which has no result, and the tool's text
     text: str = ""
 
     def to_data(self) -> dict[str, object]:
@@ -224,7 +207,7 @@ def read_output(data: Mapping[str, object]) -> RecordedOutput:
 
 
 def read_reason(data: Mapping[str, object]) -> ExitReason:
-    """Return why a task ended the run early; earlier records only contain whether it was a timeout."""
+    """Return why a task ended the run early; earlier records only tell timeouts from other reasons."""
     reason = data.get("reason")
     if reason in set(ExitReason):
         return ExitReason(str(reason))
@@ -232,7 +215,7 @@ def read_reason(data: Mapping[str, object]) -> ExitReason:
 
 
 def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
-    """Return the trace of a failed task; None if it is not recorded."""
+    """Return the trace of a failed task, if it is recorded."""
     data = fact.data.trace
     if isinstance(data, TaskTrace):
         return data
@@ -244,18 +227,15 @@ def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
         raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
 
 
-#: Recorded characters of the text of an error, and of a cause.
-LONGEST_MESSAGE = 20_000
+LONGEST_MESSAGE = 20_000  # Recorded characters.
 _LONGEST_CAUSE = 1500
 _MOST_CAUSES = 16
-#: Number of errors at a run's end that are recorded with their causes.
 _MOST_WITH_CAUSES = 20
-#: Errors of this package, whose texts may be shown to clients of an endpoint (S-SRV-230).
-OWN_ERRORS = (EnsembleError, IllegalStateError)
+OWN_ERRORS = (EnsembleError, IllegalStateError)  # Their texts may be shown to clients of an endpoint (S-SRV-230).
 
 
 class RecordedBudget(NamedTuple):
-    """The budget of a run; None: unlimited."""
+    """None: unlimited."""
 
     max_tokens: int | None
     max_cost: int | None
@@ -282,29 +262,22 @@ class PlanRecorded(FactData):
     KIND: ClassVar = "plan"
     IS_OF_RUN: ClassVar = True
 
-    #: the plan, in the form of `Plan.to_dict`; of a dynamic run, its rules
+    #: in the form of `Plan.to_dict`; of a dynamic run, its rules
     plan: Mapping[str, object] | None = written(OBJECT, default=None)
-    #: parts of the definition that affect the run but are not in the plan
     definition: Mapping[str, object] | None = written(OBJECT, default=None)
     workflow: str | None = written(TEXT, default=None)
     inputs: Mapping[str, object] | None = written(OBJECT, default=None)
-    #: the agents, as data of `AgentSummary`
-    agents: Sequence[Mapping[str, object]] | None = written(list_of(OBJECT), default=None)
+    agents: Sequence[Mapping[str, object]] | None = written(list_of(OBJECT), default=None)  # data of `AgentSummary`
     #: readable description of the source of the items; only of dynamic runs
     items: Mapping[str, object] | None = written(OBJECT, default=None)
-    #: over plan and definition
     digest: str | None = written(TEXT, default=None)
     ensemble_id: str | None = written(TEXT, default=None)
-    #: name and tags of the team; the run's tags are among its options
-    name: str | None = written(TEXT, default=None)
+    name: str | None = written(TEXT, default=None)  # of the team; the run's tags are among its options
     tags: Mapping[str, object] | None = written(OBJECT, default=None)
-    #: the chosen run options
     options: Mapping[str, object] | None = written(optional(OBJECT), default=None)
     budget: RecordedBudget | None = written(_BUDGET, default=None, read=_read_budget, write=RecordedBudget._asdict)
-    #: location of the definition, and the values that override it
-    origin: str | None = written(optional(TEXT), default=None)
+    origin: str | None = written(optional(TEXT), default=None)  # of the definition, and the values that override it
     overrides: Mapping[str, object] | None = written(optional(OBJECT), default=None)
-    #: name of the runtime
     runtime: str | None = written(optional(TEXT), default=None)
     capture_mode: str | None = written(TEXT, default=None)
     started_at: float | None = written(INSTANT, default=None)
@@ -314,36 +287,32 @@ class PlanRecorded(FactData):
         read=lambda value: RecordedFork(value["run"], value["task"]) if value else None,
         write=RecordedFork._asdict,
     )
-    #: the span of the program that requested the run, as a W3C `traceparent`
-    traceparent: str | None = written(optional(TEXT), default=None)
+    traceparent: str | None = written(optional(TEXT), default=None)  # W3C `traceparent` of the requesting program
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no values: it represents a run without a recorded plan."""
+        """Whether it represents a run without a recorded plan."""
         return self == PlanRecorded()
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the run creates its tasks dynamically."""
         return self.items is not None
 
 
 @fact_kind
 class RunResumed(FactData):
-    """A run continues: a user resumed it, or its scheduler was replaced."""
+    """A user resumed the run, or its scheduler was replaced."""
 
     KIND: ClassVar = "resume"
     IS_OF_RUN: ClassVar = True
 
-    #: whether only its owner's process was replaced
-    is_restart: bool = written(FLAG, missing=False)
-    #: new run options; None: unchanged
-    options: Mapping[str, object] | None = written(optional(OBJECT), default=None)
+    is_restart: bool = written(FLAG, missing=False)  # whether only the owner's process was replaced
+    options: Mapping[str, object] | None = written(optional(OBJECT), default=None)  # None: unchanged
     budget: RecordedBudget | None = written(_BUDGET, default=None, read=_read_budget, write=RecordedBudget._asdict)
 
     @classmethod
     def of(cls, header: PlanRecorded, *, is_restart: bool) -> Self:
-        """Return the fact of a run that continues; `header` is the first fact that it would record now."""
+        """Return the fact; `header` is the first fact that the run would record now."""
         if is_restart:
             return cls(is_restart=True)
         return cls(is_restart=False, options=header.options or None, budget=header.budget)
@@ -351,33 +320,26 @@ class RunResumed(FactData):
 
 class RecordedCause(NamedTuple):
     error_type: str
-    #: on one line, cut
-    message: str
-    #: whether its class is one of `OWN_ERRORS`; False also in records of earlier versions
-    is_own: bool = False
+    message: str  # one line, cut
+    is_own: bool = False  # whether its class is one of `OWN_ERRORS`; False in records of earlier versions
 
 
 class RecordedError(NamedTuple):
     """Why a run failed (S-ERR-66, S-ERR-67)."""
 
-    #: key of the task; empty: the run itself failed
-    key: str
+    key: str  # of the task; empty: the run itself failed
     error_type: str
     message: str
-    #: only in earlier records
-    agent_role: str = ""
+    agent_role: str = ""  # only in earlier records
     task_description: str = ""
     stack_trace: str = ""
-    #: line of user code that raised, in traceback form: `File "team.py", line 3, in pick`; empty: no user code raised
-    place: str = ""
-    #: nearest first
-    causes: Sequence[RecordedCause] = ()
-    #: see `RecordedCause`
+    place: str = ""  # line of user code that raised: `File "team.py", line 3, in pick`; empty: no user code raised
+    causes: Sequence[RecordedCause] = ()  # nearest first
     is_own: bool = False
 
     @classmethod
     def of(cls, error: BaseException, *, key: str = "") -> Self:
-        """Return the recorded form of an error; `key` is the key of the task that raised it."""
+        """Return the recorded form of an error of the task `key`."""
         message = message_of(error)
         return cls(
             key,
@@ -394,13 +356,12 @@ class RecordedError(NamedTuple):
         )
 
     def lines(self) -> tuple[str, ...]:
-        """Return the causes with a text that the message does not contain, then the line of user code that raised."""
+        """Return the causes that add a text to the message, then the line of user code that raised."""
         untold = (each for each in self.causes if each.message.rstrip(".") not in self.message)
         return (*(f"caused by {each.error_type}: {each.message}" for each in untold), *filter(None, (self.place,)))
 
 
 _ERROR_TEXTS = RecordedError._fields[:7]
-#: Placeholder for a missing error.
 NO_REASON = RecordedError("", "", "")
 
 
@@ -441,7 +402,7 @@ def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, object]]:
     ]
 
 
-#: Values of `RunEnded.failure` without a failed task as the reason: the first error is the run's own (S-ERR-49).
+#: Values of `RunEnded.failure` without a failed task: the first error is the run's own (S-ERR-49).
 OWN_FAILURES = frozenset({"source", "empty"})
 
 
@@ -454,15 +415,13 @@ class RunEnded(FactData):
 
     state: RunState | None = written(one_of(*RunState), missing=None, read=RunState)
     exit_reason: ExitReason | None = written(one_of(*ExitReason), missing=None, read=ExitReason)
-    #: the rule that failed a dynamic run, empty if none did; None for other runs
-    failure: str | None = written(ANY, default=None)
+    failure: str | None = written(ANY, default=None)  # rule that failed a dynamic run, or empty; None for other runs
     errors: Sequence[RecordedError] = written(
         list_of(OBJECT), missing=(), default=(), read=_read_errors, write=_write_errors
     )
     trace_id: str | None = written(optional(TEXT), default=None)
-    #: number of its tasks' answers that were cut off or empty
-    incomplete_answers: int = written(NUMBER, default=0)
-    #: keys of loops and graphs that ended at a cap
+    incomplete_answers: int = written(NUMBER, default=0)  # answers that were cut off or empty
+    #: loops and graphs that ended at a cap
     capped: Sequence[str] = written(list_of(TEXT), default=(), read=tuple, write=list)
 
     @property
@@ -472,7 +431,7 @@ class RunEnded(FactData):
 
     @property
     def own_error(self) -> RecordedError | None:
-        """The error of the run itself; None if a task's error is the reason or there is no error."""
+        """The error of the run itself, unless a task's error is the reason."""
         first = self.errors[0] if self.errors else None
         is_own = first is not None and (
             self.failure in OWN_FAILURES or first.error_type == BudgetExhaustedError.__name__
@@ -487,11 +446,9 @@ class RunInterrupted(FactData):
     KIND: ClassVar = "interruption"
     IS_OF_RUN: ClassVar = True
 
-    #: key of the task with the refused call; empty: the failure was outside the tasks
-    key: str = written(TEXT, missing="")
+    key: str = written(TEXT, missing="")  # task with the refused call; empty: the failure was outside the tasks
     error_type: str = written(TEXT, missing="Exception")
     message: str = written(TEXT, missing="")
-    #: see `RecordedError`
     place: str = written(TEXT, default="")
     causes: Sequence[RecordedCause] = written(list_of(OBJECT), default=(), read=_read_causes, write=_write_causes)
 
@@ -526,17 +483,12 @@ _STIMULUS: Mapping[str, Check] = {
 
 @fact_kind
 class StimulusRecorded(FactData):
-    """The scheduler received a stimulus."""
-
     KIND: ClassVar = "stimulus"
     FENCE: ClassVar = RUN
 
-    #: class of the stimulus
     type: str
-    #: its fields
     fields: Mapping[str, object]
-    #: number of stimuli of the same group that follow
-    more: object = 0
+    more: object = 0  # stimuli of the same group that follow
 
     @property
     def is_completion(self) -> bool:
@@ -572,32 +524,24 @@ class StimulusRecorded(FactData):
         return cls(type=cast("str", kind), fields=fields, more=more, absent=absent)
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 @fact_kind
 class LossAccepted(FactData):
     """A user accepted the loss of a part of the record."""
 
     KIND: ClassVar = "loss"
-    #: a separate name, since the loss concerns each task and must be found fast among any number of facts
-    FENCE: ClassVar = "loss"
+    FENCE: ClassVar = "loss"  # a separate name: the loss concerns each task and must be found fast
 
-    #: position of the last remaining fact; 0: none
-    last: int = written(NUMBER, missing=0)
-    #: position of the last committed fact; None: unknown
-    expected: int | None = written(ANY, missing=None, read=_whole)
-    #: number of facts missing before the last remaining one
-    gap: int = written(NUMBER, missing=0)
-    #: number of missing long texts
-    texts: int = written(ANY, missing=0)
+    last: int = written(NUMBER, missing=0)  # last remaining fact; 0: none
+    #: last committed fact; None: unknown
+    expected: int | None = written(
+        ANY, missing=None, read=lambda value: value if isinstance(value, int) and not isinstance(value, bool) else None
+    )
+    gap: int = written(NUMBER, missing=0)  # facts missing before the last remaining one
+    texts: int = written(ANY, missing=0)  # missing long texts
     #: whether the lost part may contain the start of a side effect
     has_effect: bool = written(ANY, missing=True, read=lambda value: value is not False)
-    #: readable description of the lost part and its place
-    reason: str = written(TEXT, missing="it is not known what")
-    #: name of the copy of the record's log; None: the log was missing; empty: the store uses no log
-    kept: str | None = written(ANY, default="")
+    reason: str = written(TEXT, missing="it is not known what")  # the lost part and its place, for readers
+    kept: str | None = written(ANY, default="")  # copy of the log; None: it was missing; empty: the store has no log
 
 
 @fact_kind
@@ -608,13 +552,12 @@ class DirectiveRecorded(FactData):
     IS_OF_RUN: ClassVar = True
 
     text: str = written(TEXT, missing="", is_needed=True)
-    #: Unix time, s; tasks that start then or later do not receive it; None: it does not expire
+    #: Unix time, s; tasks that start then or later do not receive it
     expires_at: float | None = written(optional(INSTANT), default=None)
-    #: name of the author; empty: unknown
     given_by: str = written(TEXT, default="")
 
     def is_active(self, at: float) -> bool:
-        """Return whether a task that starts at that time receives it."""
+        """Whether a task that starts at that time receives it."""
         return self.expires_at is None or at < self.expires_at
 
 
@@ -635,33 +578,28 @@ class ModelSwitched(FactData):
     KIND: ClassVar = "model_switched"
     IS_OF_RUN: ClassVar = True
 
-    #: its name in the run's catalog; None: each agent's own model again
+    #: name in the run's catalog; None: each agent's own model again
     model: str | None = written(optional(TEXT), missing=None, is_needed=True)
-    #: role of the agent that the choice applies to; None: all agents
-    agent: str | None = written(optional(TEXT), default=None)
-    #: name of the author; empty: unknown
+    agent: str | None = written(optional(TEXT), default=None)  # role of the agent; None: all agents
     given_by: str = written(TEXT, default="")
 
 
-#: Facts about users' directives to a run.
 DirectiveFact: TypeAlias = DirectiveRecorded | ModelSwitched
 
 
 @fact_kind
 class ReviewRequested(FactData):
-    """A review was requested at the time of the fact; recorded before any reviewer is notified."""
+    """Recorded before any reviewer is notified."""
 
     KIND: ClassVar = "review"
     IS_EFFECT: ClassVar = True
 
-    #: id of the gate, unique in its store
     review_id: str = written(TEXT, missing="")
     timing: ReviewTiming = written(one_of(*ReviewTiming), missing=ReviewTiming.AFTER_EXECUTION, read=ReviewTiming)
     task_description: str = written(TEXT, missing="")
     task_output: str = written(TEXT, default="")
     prompt: str | None = written(optional(TEXT), default=None)
-    #: timeout from the time of the fact on, s; None: unlimited
-    timeout_s: float | None = written(optional(DURATION), default=None)
+    timeout_s: float | None = written(optional(DURATION), default=None)  # from the time of the fact on; None: unlimited
     on_timeout: OnTimeoutAction = written(
         one_of(*OnTimeoutAction),
         missing=OnTimeoutAction.EXIT_EARLY,
@@ -669,10 +607,9 @@ class ReviewRequested(FactData):
         read=OnTimeoutAction,
     )
     required_role: str | None = written(optional(TEXT), default=None)
-    #: whether `ExitEarly` ends the run; otherwise it only refuses a tool call
+    #: whether `ExitEarly` ends the run, or refuses a tool call
     ends_run: bool = written(FLAG, missing=True, default=True)
-    #: whether the task was suspended at the gate (S-REV-115)
-    detached: bool = written(FLAG, default=False)
+    detached: bool = written(FLAG, default=False)  # whether the task was suspended at the gate (S-REV-115)
 
     @classmethod
     def of(cls, request: ReviewRequest, *, detached: bool = False) -> ReviewRequested:
@@ -704,14 +641,11 @@ class ReviewDecided(FactData):
 
     #: `approve`, `edit` or `exit`
     verdict: str = written(one_of("approve", "edit", "exit"), missing="approve", is_needed=True)
-    #: of an edit: the new text
     text: str | None = written(optional(TEXT), default=None)
-    #: of an exit: whether a timeout caused it
-    timed_out: bool = written(FLAG, default=False)
-    #: the handler or the reviewer
+    timed_out: bool = written(FLAG, default=False)  # of an exit
     by: str = written(TEXT, missing="", default="")
     comment: str = written(TEXT, default="")
-    #: whether a process other than the run's made the decision, while its task did not run (S-REV-117)
+    #: whether another process decided while the task did not run (S-REV-117)
     outside: bool = written(FLAG, default=False)
 
     @classmethod
@@ -739,14 +673,10 @@ class ItemsRecorded(FactData):
     KIND: ClassVar = "items"
     IS_OF_RUN: ClassVar = True
 
-    #: index of the first item, if the indices are consecutive
-    first: int | None = written(NUMBER, default=None)
-    #: all indices, if they are not consecutive
-    indices: Sequence[int] | None = written(list_of(NUMBER), default=None)
-    #: the `item_digest` of each item
+    first: int | None = written(NUMBER, default=None)  # first index, if the indices are consecutive
+    indices: Sequence[int] | None = written(list_of(NUMBER), default=None)  # all indices otherwise
     digests: Sequence[str] = written(list_of(TEXT), missing=())
-    #: whether the source is exhausted
-    are_all: bool = written(ANY, default=False, read=is_true)
+    are_all: bool = written(ANY, default=False, read=is_true)  # whether the source is exhausted
 
     @classmethod
     def of(cls, indices: Sequence[int], digests: Sequence[str], *, are_all: bool = False) -> Self:
@@ -770,12 +700,9 @@ class GroupRecorded(FactData):
 
     KIND: ClassVar = "group"
 
-    #: level of the reduce, also of the final one
-    level: int = written(NUMBER, missing=-1)
-    #: number of the reduce on that level
+    level: int = written(NUMBER, missing=-1)  # of the reduce, also of the final one
     number: int = written(NUMBER, missing=-1)
-    #: keys of its inputs, in the order that its factory receives
-    inputs: Sequence[str] = written(list_of(TEXT), missing=())
+    inputs: Sequence[str] = written(list_of(TEXT), missing=())  # keys, in the order that the reduce's factory receives
     is_final: bool = written(FLAG, missing=False)
 
 
@@ -785,17 +712,13 @@ class ItemOutputRecorded(FactData):
 
     KIND: ClassVar = "item_output"
 
-    #: instances of these tasks; several outputs arrive as one, like the iterations of a loop
-    outputs: Sequence[str] = written(list_of(TEXT), missing=())
+    outputs: Sequence[str] = written(list_of(TEXT), missing=())  # instances of these tasks
 
 
 @fact_kind
 class AgentsJoined(FactData):
-    """Agents are about to join the run."""
-
     KIND: ClassVar = "agents"
 
-    #: data of `AgentSummary`
     agents: Sequence[Mapping[str, object]] = written(list_of(OBJECT), missing=())
 
     @classmethod

@@ -1,8 +1,4 @@
-"""Follow a run: send its recorded and its live events as messages.
-
-All readers receive the same messages in the same order, also if they connect late, reconnect, or read a run that ended
-or was killed.
-"""
+"""Follow a run: send its recorded and live events as messages, the same ones to all readers."""
 
 from __future__ import annotations
 
@@ -34,13 +30,10 @@ if TYPE_CHECKING:
 
 
 class EventProjection:
-    """The messages about one run, up to the last fact that was applied."""
-
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._history = history.RunHistory()
-        #: texts of outputs by instance, if units may show them again
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, str] = {}  # outputs by instance, if units may show them again
 
     def apply(self, fact: Fact) -> list[WireEvent]:
         found: list[Message] = []
@@ -59,7 +52,7 @@ class EventProjection:
         return WireEvent(type=LAST_TYPE, data=data, cursor=Cursor(end.seq, 1))
 
     def unrecorded_end(self, exit_reason: str, at: float) -> WireEvent:
-        """Return the last message about a run without an end. It has no cursor, since the run may be resumed."""
+        """Return the last message about a run without an end. No cursor, since the run may be resumed."""
         return WireEvent(type=LAST_TYPE, data=self._summary(at, exit_reason))
 
     def _summary(self, at: float, exit_reason: str) -> dict[str, object]:
@@ -122,7 +115,7 @@ class EventProjection:
                 pass
 
     def _task(self, execution: RecordedExecution) -> ShownTask:
-        """Return the task as messages show it; a task that was made during the run is shown by its key."""
+        """Show a task that was made during the run by its key."""
         nodes, key = self._history.nodes, node_key(execution.id)
         node = nodes.get(key)
         if node is None:
@@ -187,7 +180,7 @@ class EventProjection:
                 yield messages.delegation_failed(data, duration_s=result.duration_s, reason=reason)
         is_call = change.fact.name.rpartition("/call-")[2].isdecimal()
         if not is_call or (intent is None and delegation is None):
-            return  # of a handler, or of an unknown tool
+            return
         requested, node = change.requested, self._history.nodes.get(node_key(execution.task.id))
         yield messages.tool_called(
             agent_role=execution.agent,
@@ -202,7 +195,6 @@ class EventProjection:
         )
 
     def _round(self, execution: RecordedExecution, what: IterationEnded | StepEnded) -> Message:
-        """Return the message about an iteration or a step (S-LOOP-107, S-GRAPH-75)."""
         key = what.unit.rpartition("/")[2]
         unit = self._history.units.get(key)
         if isinstance(what, IterationEnded):
@@ -219,7 +211,7 @@ class EventProjection:
                 duration_s=what.duration_s,
                 instance=execution.id,
             )
-        if "/" not in what.unit:  # no outer unit shows them again
+        if "/" not in what.unit:
             for each in instances:
                 self._texts.pop(each, None)
         return message
@@ -260,12 +252,9 @@ def _review(asked: ReviewRequested, instance: str) -> Message:
     return Message(message.type, {**message.data, "instance": instance})
 
 
-#: How often a reader polls the record of a quiet run, s; events of this process wake its readers earlier.
-POLL_S = 0.25
-#: Live events that are stored for slow readers; older events are dropped.
-_KEPT = 1000
-#: Number of messages that fills a page. A reader continues with the remaining facts after it read the page.
-_PAGE = 200
+POLL_S = 0.25  # How often a reader polls the record of a quiet run, s.
+_KEPT = 1000  # Live events for slow readers; older events are dropped.
+_PAGE = 200  # Messages per page.
 
 
 class LiveEvents:
@@ -279,7 +268,7 @@ class LiveEvents:
         self.log.emit(event)
 
     def begin_answer(self, event: LlmIterationStartedEvent) -> None:
-        """Mark the start of a model call between the tokens; the messages of its request are not stored."""
+        """Mark the start of a model call between the tokens; its messages are not stored."""
         self.log.emit(replace(event, messages=()))
 
     def close(self) -> None:
@@ -288,20 +277,18 @@ class LiveEvents:
 
 
 class FollowedStore(Protocol):
-    """The part of a `RunStore` that followers use."""
-
     def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]: ...
 
     async def summary(self, run_id: str) -> RecordedRun | None: ...
 
 
 class SharedRecordReader:
-    """A `FollowedStore` that lets the many readers of a run share one check for new facts."""
+    """Lets the many readers of a run share one check for new facts."""
 
     def __init__(self, store: FollowedStore, *, lasting_s: float = POLL_S * 0.9) -> None:
         self._store = store
         self._lasting_s = lasting_s
-        #: by run: the last position and the time of the check that found no later facts, newest last
+        #: by run: last position and time of a check without later facts, newest last
         self._ends: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def read(self, run_id: str, *, after: int = 0) -> AsyncGenerator[Sequence[Fact]]:
@@ -325,13 +312,10 @@ class SharedRecordReader:
         return await self._store.summary(run_id)
 
     def drop(self, run_id: str) -> None:
-        """Discard the cached check of a run that has ended, so that its readers check once more."""
         self._ends.pop(run_id, None)
 
 
 class RunFollower:
-    """One reader of one run."""
-
     def __init__(
         self,
         store: FollowedStore,
@@ -341,27 +325,20 @@ class RunFollower:
         live: LiveEvents | None = None,
         outcome: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
-        """Start after a cursor.
-
-        Args:
-            live: The live events, if this process runs the run.
-        """
+        """Start after a cursor; `live` has the live events if this process runs the run."""
         self.run_id = run_id
         self._store = store
-        #: the last returned message that has a cursor
         self.cursor = after or Cursor()
         self._live = live
-        self._outcome = outcome or self._stored_outcome
+        self._outcome = outcome
         self._projection = EventProjection(run_id)
         self._seq = 0
         self._live_cursor = 0
-        #: whether the last message was returned
         self.is_over = False
-        #: whether a check found that the run is no longer active
         self._knows_closed = False
 
     async def read(self, timeout_s: float) -> Sequence[WireEvent]:
-        """Return the next messages as soon as they exist, or no messages after the timeout."""
+        """Return the next messages as soon as they exist; none after the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not self.is_over:
@@ -383,7 +360,14 @@ class RunFollower:
         if messages or live:
             return [*messages, *live]
         end = self._projection.end()
-        if end is None and (reason := await self._outcome()) is not None:
+        reason: str | None = None
+        if end is None and self._outcome is not None:
+            reason = await self._outcome()
+        elif end is None:
+            summary = await self._store.summary(self.run_id)
+            if summary is not None and not summary.state.is_active and summary.state is not RunState.WAITING:
+                reason = (summary.state if summary.state.is_final else RunState.INTERRUPTED).value
+        if reason is not None:
             # The run may have ended between the two checks.
             messages = await self._read_record()
             end = self._projection.end() or self._projection.unrecorded_end(reason, SystemClock().now())
@@ -417,11 +401,5 @@ class RunFollower:
         is_changed = await self._live.log.wait_until_changed(self._live_cursor, timeout_s=timeout_s)
         if is_changed and self._live.is_closed:
             if self._knows_closed:
-                await asyncio.sleep(timeout_s)  # only the end can follow
+                await asyncio.sleep(timeout_s)
             self._knows_closed = True
-
-    async def _stored_outcome(self) -> str | None:
-        summary = await self._store.summary(self.run_id)
-        if summary is None or summary.state.is_active or summary.state is RunState.WAITING:
-            return None
-        return (RunState.INTERRUPTED if not summary.state.is_final else summary.state).value

@@ -1,4 +1,4 @@
-"""The head of a run: how it began and its state now, folded from the few facts about the run as a whole. Pure."""
+"""The head of a run: how it began and its state now. Pure."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ class RunHead:
     """The state of a run as a whole. The facts of `HEAD_KINDS` are enough for most of it.
 
     Attributes:
-        run_id: Empty if no fact was applied.
         header: The record's first fact; an empty one if the run recorded none.
         end: None if the run has not ended, or was resumed after its end.
-        interruption: Why the run stopped without an end; None if it did not, or was resumed since.
+        interruption: Why the run stopped without an end; None also if it was resumed since.
         beginnings: How often the run was resumed.
-        reported_until: When the run last ended and reported all its tasks, Unix time, s; 0 if it never did. A run that
-            waits for reviews has not reported the tasks that wait (S-INT-36).
+        reported_until: When the run last ended and reported all its tasks, Unix time, s; 0 if never. Waiting tasks are
+            not reported (S-INT-36).
         last_at: When the run ended, or when the last fact was recorded, Unix time, s.
-        tags: Tags of the team, updated by the tags of the last start or resumption.
         lost: Lost parts of the record that a user accepted.
     """
 
@@ -87,7 +85,6 @@ class RunHead:
 
     @property
     def name(self) -> str:
-        """Name of the team; empty if it has no name and was defined in a program."""
         return name_in(self.header)
 
     @property
@@ -106,21 +103,20 @@ class RunHead:
 
     @property
     def errors(self) -> Sequence[RecordedError]:
-        """Why the run failed or stopped, earliest first; empty if it did neither."""
         if self.interruption is not None:
             return (self.interruption.reason,)
         return () if self.end is None else self.end.errors
 
     @property
     def own_error(self) -> RecordedError | None:
-        """The error of the run itself; None if there is none, or if a task failed the run."""
+        """The error of the run itself, unless a task failed the run."""
         if self.interruption is not None:
             return self.interruption.reason
         return None if self.end is None else self.end.own_error
 
     @property
     def started_at(self) -> float:
-        """When the run first began, Unix time, s; 0 if no fact is recorded."""
+        """Unix time, s; 0 if no fact is recorded."""
         return self._recorded_at if self.header.started_at is None else self.header.started_at
 
     @property
@@ -137,24 +133,21 @@ class RunHead:
 
 
 def origin_in(header: PlanRecorded) -> Origin:
-    """Return where the definition was loaded from, read from a run's first fact."""
     overrides = {name: str(value) for name, value in (header.overrides or {}).items()}
     return Origin(place=header.origin or "", overrides=overrides)
 
 
 def name_in(header: PlanRecorded) -> str:
-    """Return the team's name from a run's first fact; earlier versions recorded only the origin of the definition."""
+    """Return the team's name; earlier versions recorded only the origin of the definition."""
     return header.name or origin_in(header).name
 
 
 async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
-    """Return the head of a recorded run; a head without facts if the run does not exist."""
     return RunHead(await head_facts(store, run_id, is_partial=is_partial))
 
 
 @contextlib.contextmanager
 def locate_errors(location: str) -> Generator[None]:
-    """Add the location in the record to a `RecordError` raised inside."""
     try:
         yield
     except RecordError as error:

@@ -1,4 +1,4 @@
-"""MemoryJournal, the JSON form of facts with their long texts, and the fence that refuses writers of an older epoch."""
+"""MemoryJournal, the JSON form of facts with their long texts, and the fence against writers of an older epoch."""
 
 from __future__ import annotations
 
@@ -18,34 +18,22 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.trace import jsonable
 
-#: When the commit of a fact begins that is needed soon, s. Facts of this time share it; a model call takes longer.
-SOON_S = 0.002
-#: Version of the record format. A reader accepts those from `OLDEST_FORMAT` on; a writer raises the version of its file.
-FORMAT = 3
+SOON_S = 0.002  # Longest time until the commit of a fact that is needed soon, s. A model call takes longer.
+FORMAT = 3  # Version of the format. A reader accepts those from `OLDEST_FORMAT` on; a writer raises its file's.
 OLDEST_FORMAT = 2
-#: Longest text that stays in its fact, characters.
-BODY_LIMIT = 1024
-#: Longest text in one body, characters. Longer ones are stored in pieces. Growing texts, such as the prompts of a long
-#: loop with short-term memory, then share their first pieces.
-WHOLE_LIMIT = 16_384
-#: Length of a piece, characters; the last piece may be shorter.
-_PIECE = 8192
-#: Key of a reference to a body.
+BODY_LIMIT = 1024  # Longest text that stays in its fact, characters.
+WHOLE_LIMIT = 16_384  # Longest text in one body, characters. Growing texts share their first pieces.
+_PIECE = 8192  # Characters; the last piece may be shorter.
 _BODY = "$body"
-#: Key of the pieces of a text, each a reference to a body.
 _PIECES = "$pieces"
-#: Part of the JSON text of every fact that refers to a body.
-BODY_MARK = f'"{_BODY}"'
-#: A reference to a body in JSON text. Users' keys of this form have an additional `$`.
-REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
-#: Users' own keys of this form; writing adds one `$`.
-_ESCAPED = re.compile(r"\$+(?:body|pieces)")
+BODY_MARK = f'"{_BODY}"'  # Part of the JSON text of every fact that refers to a body.
+REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')  # Users' keys of this form have an additional `$`.
+_ESCAPED = re.compile(r"\$+(?:body|pieces)")  # Users' own keys of this form; writing adds one `$`.
 
-#: A long text in JSON text without escaped quotes. It may match text between two strings, which only costs time.
+#: A long JSON text without escaped quotes. A match between two strings only costs time.
 _LONG = re.compile(rb'"[^"]{%d}' % (BODY_LIMIT + 1))
 
-#: Stores a long text and returns its hash.
-Keep = Callable[[str], str]
+Keep = Callable[[str], str]  # Stores a long text and returns its hash.
 Resolve = Callable[[str], str]
 
 
@@ -58,7 +46,6 @@ def plain_data(data: Mapping[str, object]) -> dict[str, object]:
 
 
 def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None) -> Fact:
-    """Return the fact as a reader of the record receives it, with its data in JSON form."""
     return replace(
         fact,
         data=fact.data.from_data(plain_data(fact.data.to_data()), fact.at),
@@ -68,9 +55,10 @@ def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None
 
 
 def text_of(data: Mapping[str, object], keep: Keep) -> str:
-    """Return a fact's data as JSON text; `keep` receives the long texts."""
     text = _as_text(data)
-    if _may_need_lifting(text):
+    # Much cheaper than parsing. No text is longer than its JSON form.
+    has_long = len(text) > BODY_LIMIT and (b'\\"' in text or _LONG.search(text) is not None)
+    if has_long or b'$body"' in text or b'$pieces"' in text:
         try:
             parsed: object = from_json(text)
         except ValueError:  # halves of surrogate pairs and very deep data are beyond the fast parser
@@ -79,16 +67,8 @@ def text_of(data: Mapping[str, object], keep: Keep) -> str:
     return text.decode()
 
 
-def _may_need_lifting(text: bytes) -> bool:
-    """Whether JSON text may contain a long text or a key to escape. Much cheaper than parsing it."""
-    if b'$body"' in text or b'$pieces"' in text:
-        return True
-    # No text is longer than its JSON form.
-    return len(text) > BODY_LIMIT and (b'\\"' in text or _LONG.search(text) is not None)
-
-
 def data_of(text: str, resolve: Resolve) -> dict[str, object]:
-    """Parse the data of a fact from its JSON text; a `ValueError` means that it is no data of a fact."""
+    """Parse the data of a fact; a `ValueError` means that it is no data of a fact."""
     read: object = json.loads(text)
     if not isinstance(read, dict):
         raise ValueError("the data of a fact is an object")  # noqa: TRY004  the text is wrong, not a type of ours
@@ -96,7 +76,6 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
 
 
 def stored_text(body: object) -> str:
-    """Return a stored body as text. An empty text means that it is invalid, because no body is empty."""
     if not isinstance(body, bytes):
         return body if isinstance(body, str) else ""
     try:
@@ -106,7 +85,6 @@ def stored_text(body: object) -> str:
 
 
 def missing_text(digest: str) -> str:
-    """Return the text that a reader shows instead of a missing body."""
     return f"[text {digest} is missing from the record]"
 
 
@@ -153,7 +131,10 @@ def _lower(value: object, resolve: Resolve) -> object:
             if key == _BODY and isinstance(only, str):
                 return resolve(only)
             if key == _PIECES:
-                return _join(only, resolve)
+                pieces = cast("list[dict[str, object]]", only) if isinstance(only, list) else []
+                if pieces and all(isinstance(each, dict) and list(each) == [_BODY] for each in pieces):
+                    return "".join(str(_lower(each, resolve)) for each in pieces)
+                return {_PIECES: _lower(only, resolve)}  # users' data from before pieces existed
             if _ESCAPED.fullmatch(key):
                 return {key.removeprefix("$"): _lower(only, resolve)}
         return {key: _lower(each, resolve) for key, each in mapping.items()}
@@ -162,17 +143,7 @@ def _lower(value: object, resolve: Resolve) -> object:
     return value
 
 
-def _join(value: object, resolve: Resolve) -> object:
-    """Return the text of some pieces. Users' data from before pieces existed is returned unchanged."""
-    pieces = cast("list[dict[str, object]]", value) if isinstance(value, list) else []
-    if not pieces or not all(isinstance(each, dict) and list(each) == [_BODY] for each in pieces):
-        return {_PIECES: _lower(value, resolve)}
-    return "".join(str(_lower(each, resolve)) for each in pieces)
-
-
 class EpochFence:
-    """Stores the newest epoch of a run and of its instances, and refuses older ones."""
-
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._newest: dict[str, int] = {}
@@ -183,12 +154,10 @@ class EpochFence:
             self._newest[instance] = epoch
 
     def admit(self, facts: Sequence[Fact], epoch: int) -> None:
-        """Admit all of these facts, or raise a `StaleEpochError`."""
         if epoch or self._newest:  # skipped on the hot path, without repeated dispatches
             self.admit_instances({fact.fence for fact in facts}, epoch)
 
     def admit_instances(self, instances: Collection[str], epoch: int) -> None:
-        """Admit facts of all of these instances, or raise a `StaleEpochError`."""
         of_run = self._newest.get(RUN, 0)
         for instance in instances:
             newest = max(of_run, self._newest.get(instance, 0))
@@ -200,8 +169,6 @@ class EpochFence:
 
 
 class MemoryJournal:
-    """One run's facts in memory, lost with the process. See `ensemble_ray.ports.Journal`."""
-
     def __init__(self, run_id: str, known: Sequence[Fact] = ()) -> None:
         self.run_id = run_id
         self._facts: list[tuple[Fact, int]] = []
@@ -225,7 +192,6 @@ class MemoryJournal:
         }
 
     def facts(self) -> list[Fact]:
-        """Return all facts in order, as a reader of a file would receive them."""
         return [in_json_form(fact, epoch=epoch, seq=seq) for seq, (fact, epoch) in enumerate(self._facts, start=1)]
 
     async def flush(self) -> None:

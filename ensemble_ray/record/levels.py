@@ -24,7 +24,6 @@ def place_trace(trace: TaskTrace, node_type: str | None, level: int | None) -> T
 
 
 def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
-    """Return the outcome of a run with the position in the tree in each task's trace."""
     if not plan.has_levels:
         return outcome
     places = {node.key: (node.node_type, node.level) for node in plan.nodes}
@@ -49,7 +48,6 @@ def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
 
 
 def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tuple[str, _T]]:
-    """Return values of tasks, by instance, in the order of levels; unchanged if the plan has no levels."""
     if not plan.has_levels:
         return keyed
     positions = {node.key: position for position, node in enumerate(plan.nodes)}
@@ -57,7 +55,7 @@ def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tupl
 
 
 def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary, ...]:
-    """Return one summary per level from the traces of its tasks (S-MR-93). Traces without a level are ignored."""
+    """Return one summary per level (S-MR-93). Traces without a level are ignored."""
     by_level: dict[int, list[TaskTrace]] = {}
     for trace in traces:
         if trace.map_reduce_level is not None:
@@ -77,12 +75,8 @@ def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary,
 
 @dataclass(slots=True, kw_only=True)
 class LevelTally:
-    """Totals of one level so far."""
-
-    #: 0: the maps, or the direct task
     level: int
-    #: `map`, `reduce`, `final-reduce` or `direct`
-    node_type: str
+    node_type: str  # `map`, `reduce`, `final-reduce` or `direct`
     total: int = 0
     done: int = 0
     failed: int = 0
@@ -90,11 +84,9 @@ class LevelTally:
     tool_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    #: tool calls with an unknown outcome (S-DUR-26)
     unknown: int = 0
     incomplete: int = 0
-    #: tasks with an unknown number of tokens, since the provider did not count them
-    uncounted: int = 0
+    uncounted: int = 0  # tasks whose tokens the provider did not count
     started_at: datetime | None = None
     ended_at: datetime | None = None
 

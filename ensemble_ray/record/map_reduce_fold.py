@@ -1,7 +1,6 @@
 """Fold the facts of a dynamic run into the state from which it resumes. Pure, except `read_map_reduce`.
 
-A run may have a million items. The fold uses at most 64 bytes per item and passes outputs and failures on without
-storing them.
+The fold uses at most 64 bytes per item, and stores no outputs or failures.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ from ensemble_ray.values.ids import effect_name, instance_of, is_inside_unit, ke
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 _DIGEST = DIGEST_DIGITS // 2
-#: Stored in place of a hash if the item is not compared.
 _NOT_COMPARED = bytes(_DIGEST)
-#: A number this far after the last one is stored in a dictionary and needs more than a byte.
-_GAP = 1 << 16
+_GAP = 1 << 16  # A number this far after the last one is stored in a dictionary.
 
 
 class OutcomeArray:
@@ -67,7 +64,6 @@ class OutcomeArray:
         self._near[place] = code
 
     def count(self, code: int) -> int:
-        """Return how many numbers have a code. The code must not be 0."""
         return self._near.count(code) + sum(each == code for each in self._far.values())
 
     def places(self, code: int) -> Iterator[int]:
@@ -79,15 +75,11 @@ class OutcomeArray:
 
 
 class RecordedItems:
-    """The hashes of the items that a run pulled, in the order in which it pulled them."""
-
     def __init__(self) -> None:
         self.are_all = False
         self._digests = bytearray()
-        #: index per item, unless they are 0, 1, 2, ...
-        self._indices: array[int] | None = None
-        #: if there are indices: the pulled ones, and their positions sorted by index, computed on demand
-        self._pulled = OutcomeArray()
+        self._indices: array[int] | None = None  # index per item, unless they are 0, 1, 2, ...
+        self._pulled = OutcomeArray()  # pulled indices, if any, and their positions by index, computed on demand
         self._by_index: array[int] | None = None
 
     @property
@@ -95,7 +87,6 @@ class RecordedItems:
         return len(self._digests) // _DIGEST
 
     def index(self, number: int) -> int:
-        """Return the index of the item that was pulled after `number` others."""
         return number if self._indices is None else self._indices[number]
 
     def number(self, index: int) -> int | None:
@@ -226,19 +217,16 @@ MAP_REDUCE_KINDS = (
         ModelSwitched,
     ),
 )
-#: Part of the names of the calls that made agents.
 _MAKING = "synthesis"
 
 _End = OutputRecorded | FailureRecorded | ExitRecorded | ItemOutputRecorded
 
 
 class RecordedOutcome(IntEnum):
-    #: no outcome, or the work must be repeated
-    UNKNOWN = 0
+    UNKNOWN = 0  # or the work must be repeated
     COMPLETED = 1
     FAILED = 2
-    #: the work ended the run early; `MapReduceResumeReader.exits` has the reason
-    EXITED = 3
+    EXITED = 3  # `MapReduceResumeReader.exits` has the reason
 
 
 class MapReduceResumeReader:
@@ -246,10 +234,10 @@ class MapReduceResumeReader:
 
     Attributes:
         exits: By key: the reason for which work ended the run early.
-        input_tokens, output_tokens: Tokens of all its recorded model calls that the provider counted.
-        uncounted_calls: Model calls with tokens that the provider did not count.
+        input_tokens, output_tokens: Of all recorded model calls that the provider counted.
+        uncounted_calls: Model calls that the provider did not count.
         verdicts: By instance of an item that has not ended: the answers of its loop's predicate (S-MR-193).
-        answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
+        answers: By effect name: calls that made the agents of work that has not ended (S-SET-46).
     """
 
     def __init__(
@@ -259,13 +247,9 @@ class MapReduceResumeReader:
         keep_inner: Callable[[str, Fact[OutputRecorded] | Fact[FailureRecorded]], None] | None = None,
         keep_item: Callable[[str, ItemOutputRecorded], None] | None = None,
     ) -> None:
-        """Start without facts.
+        """Each callback receives recorded facts of one kind, `keep_inner` also the item's key.
 
-        Args:
-            keep: Receives each recorded output when its fact is applied.
-            keep_failure: Receives each recorded failure; `outcome` decides in the end which of them count.
-            keep_inner: Receives the recorded ends of tasks inside an item of several tasks, with the item's key.
-            keep_item: Receives the facts that name the output of such an item.
+        `outcome` decides in the end which failures count.
         """
         self.head = RunHead()
         self.items = RecordedItems()
@@ -279,13 +263,10 @@ class MapReduceResumeReader:
         self._keep_item = keep_item
         self.directives: list[DirectiveFact] = []
         self.verdicts: dict[str, list[Evaluated]] = {}
-        #: outcomes by level and number, and of work without these in its key
-        self._levels: dict[int, OutcomeArray] = {}
+        self._levels: dict[int, OutcomeArray] = {}  # outcomes by level and number, and of work without these in its key
         self._named: dict[str, int] = {}
-        #: work that a provider refused for a reason that applies to all work
-        self._refused: list[str] = []
-        #: execution that counts, by key, if it is not the first
-        self._occurrences: dict[str, int] = {}
+        self._refused: list[str] = []  # refused by a provider for a reason that applies to all work
+        self._occurrences: dict[str, int] = {}  # execution that counts, by key, if it is not the first
 
     def apply(self, facts: Iterable[Fact]) -> None:
         facts = tuple(facts)
@@ -322,7 +303,7 @@ class MapReduceResumeReader:
         return RecordedOutcome(0 if codes is None else codes[position[1]])
 
     def count(self, outcome: RecordedOutcome, level: int | None = None) -> int:
-        """Return how much work of a level, or of all levels, has an outcome. The outcome must not be UNKNOWN."""
+        """Return how much work of a level, or of all levels, has an outcome other than UNKNOWN."""
         levels = self._levels.values() if level is None else [self._levels[level]] if level in self._levels else []
         named = sum(each == outcome for each in self._named.values()) if level is None else 0
         return named + sum(codes.count(outcome) for codes in levels)
@@ -364,19 +345,14 @@ class MapReduceResumeReader:
         if is_making_agent(fact):
             self.answers.setdefault(fact.name, []).append(fact)
 
-    def _apply_inner(self, fact: Fact) -> None:
-        """Apply the end of a task inside an item of several tasks; work that it delegated belongs to it."""
-        if not is_inside_unit(fact.name):
-            return
-        item = key_of(fact.name.partition("/")[0])
-        self.answers.pop(effect_name(instance_of(f"{item}/{node_key(fact.name)}"), 0, _MAKING), None)
-        if self._keep_inner is not None and not isinstance(fact.data, ExitRecorded):
-            self._keep_inner(item, cast("Fact[OutputRecorded] | Fact[FailureRecorded]", fact))
-
     def _apply_end(self, fact: Fact, end: _End) -> None:
         key, _, occurrence = fact.name.rpartition("#")
         if "/" in fact.name:
-            self._apply_inner(fact)
+            if is_inside_unit(fact.name):  # work that a task delegated belongs to it
+                item = key_of(fact.name.partition("/")[0])
+                self.answers.pop(effect_name(instance_of(f"{item}/{node_key(fact.name)}"), 0, _MAKING), None)
+                if self._keep_inner is not None and not isinstance(fact.data, ExitRecorded):
+                    self._keep_inner(item, cast("Fact[OutputRecorded] | Fact[FailureRecorded]", fact))
             return
         if not occurrence.isdecimal():
             return
@@ -419,7 +395,7 @@ class MapReduceResumeReader:
 
 
 def fails_on_item(header: PlanRecorded) -> bool:
-    """Return whether the first failed map ends the run, from its first fact (S-MR-150)."""
+    """Return whether the first failed map ends the run (S-MR-150)."""
     rules = header.plan or {}
     chosen = rules.get("on_item_error")
     return chosen == "fail" if chosen is not None else rules.get("parallel_error_strategy") != "continue_on_error"
@@ -443,7 +419,6 @@ def refusal_of(head: RunHead) -> str:
 async def read_map_reduce(
     store: RunStore, run_id: str, keep: KeepOutput | None = None, keep_failure: KeepFailure | None = None
 ) -> MapReduceResumeReader:
-    """Read the recorded state of a dynamic run page by page; see `MapReduceResumeReader`."""
     found = MapReduceResumeReader(keep, keep_failure)
     await read_pages(store, run_id, MAP_REDUCE_KINDS, found.apply)
     return found

@@ -1,9 +1,8 @@
 """Review gates of a run, folded from its facts: open, decided, or closed. Pure.
 
-A gate is open from its request until its first decision (S-REV-128). It is closed without a decision if its task, the
-call that delegated its task, or the tool call with the question ended. Only the handler of the process that owns the
-run decides at attached gates. After its timeout a gate stays open without accepting decisions; the effect of the
-timeout follows when the run is resumed (S-REV-84).
+A gate is open from its request until its first decision (S-REV-128), or until its task, the call that delegated its
+task, or the tool call with the question ends. Only the owning process's handler decides at attached gates. After its
+timeout a gate accepts no decision; resuming the run applies the timeout (S-REV-84).
 """
 
 from __future__ import annotations
@@ -26,29 +25,23 @@ from ensemble_ray.facts.runs import (
 from ensemble_ray.values.reviews import OpenReview
 
 GATE_KINDS = kinds_of(ReviewRequested, ReviewDecided)
-#: Kinds of facts that close gates when the task or call of the gate ends.
+#: They close a gate when its task or call ends.
 END_KINDS = kinds_of(OutputRecorded, FailureRecorded, ExitRecorded, ItemOutputRecorded, ToolReturned)
 
-#: Separates the name of a tool call and the number of its question.
-_IN_CALL = "-review-"
+_IN_CALL = "-review-"  # Separates the name of a tool call and the number of its question.
 
 
 class Obstacle(StrEnum):
-    """Why a gate does not accept decisions."""
-
     DECIDED = "decided"
     CLOSED = "closed"
-    #: the process that owns the run calls its own handler
-    ATTACHED = "attached"
+    ATTACHED = "attached"  # the owning process calls its own handler
     EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    #: the request, as it was last recorded
     asked: Fact[ReviewRequested]
     decided: Fact[ReviewDecided] | None = None
-    #: whether it is closed without a decision
     is_closed: bool = False
 
     @property
@@ -61,7 +54,6 @@ class Gate:
 
     @property
     def expires_at(self) -> float | None:
-        """When the timeout passes, Unix time, s; None if there is no timeout."""
         timeout_s = self.asked.data.timeout_s
         return None if timeout_s is None else self.asked.at + timeout_s
 
@@ -70,7 +62,7 @@ class Gate:
 
 
 def obstacle_at(gate: Gate, *, at: float, is_owned: bool) -> Obstacle | None:
-    """Return why a gate does not accept a decision at a time (Unix time, s), or None if it does."""
+    """Return why a gate does not accept a decision at a time (Unix time, s), if so."""
     if gate.decided is not None:
         return Obstacle.DECIDED
     if gate.is_closed:
@@ -100,13 +92,12 @@ def ends_of(name: str) -> Sequence[tuple[str, str]]:
 
 
 def fold_gates(facts: Iterable[Fact]) -> Sequence[Gate]:
-    """Return the gates of a run, oldest first; facts of other kinds are ignored."""
     asked: dict[str, Fact[ReviewRequested]] = {}
     decided: dict[str, Fact[ReviewDecided]] = {}
     ended: set[str] = set()
     for fact in facts:
         if isinstance(fact.data, ReviewRequested):
-            asked[fact.name] = cast("Fact[ReviewRequested]", fact)  # the first request has the time that counts
+            asked[fact.name] = cast("Fact[ReviewRequested]", fact)  # its time counts
         elif isinstance(fact.data, ReviewDecided):
             decided.setdefault(fact.name, cast("Fact[ReviewDecided]", fact))
         elif fact.kind in END_KINDS:
@@ -118,11 +109,9 @@ def fold_gates(facts: Iterable[Fact]) -> Sequence[Gate]:
 
 
 def ends_of_open(facts: Iterable[Fact]) -> Sequence[tuple[str, str]]:
-    """Return `ends_of` all gates that are open according to the facts of `GATE_KINDS`, without duplicates."""
     gates = (gate for gate in fold_gates(facts) if gate.is_open)
     return list(dict.fromkeys(end for gate in gates for end in ends_of(gate.asked.name)))
 
 
 def open_reviews(facts: Iterable[Fact]) -> Sequence[OpenReview]:
-    """Return the gates of a run that wait for a decision, oldest first."""
     return [gate.review() for gate in fold_gates(facts) if gate.is_open]

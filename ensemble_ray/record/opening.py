@@ -15,7 +15,6 @@ from ensemble_ray.values.trace import CaptureMode
 
 
 def store_at(address: StoreAddress) -> RunStore:
-    """Return the store of an address."""
     if not address.url:
         from ensemble_ray.record.sqlite.store import SqliteStore
 
@@ -31,7 +30,6 @@ def store_at(address: StoreAddress) -> RunStore:
 
 
 _log = bounded_logger(__name__)
-#: Environment variable with the capture mode of ensembles that choose none.
 CAPTURE_MODE_VARIABLE = "ENSEMBLE_RAY_CAPTURE_MODE"
 
 
@@ -41,12 +39,10 @@ def effective_capture_mode(
     *,
     inform: Callable[[str], object] = _log.info,
 ) -> CaptureMode:
-    """Return the capture mode of a run: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
+    """Return the capture mode: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
 
-    Args:
-        explicit: The ensemble's choice; `off` ignores the environment.
-        environ: The calling process's environment (S-CAP-5); None: this process's.
-        inform: Called with the line that names a mode other than off (S-CAP-18).
+    `environ` is of the calling process (S-CAP-5); None: of this process. `inform` receives the line that names a mode other
+    than off (S-CAP-18).
     """
     said = (os.environ if environ is None else environ).get(CAPTURE_MODE_VARIABLE, "").strip().lower()
     source, value = (CAPTURE_MODE_VARIABLE, said or "off") if explicit is None else ("capture_mode", explicit)

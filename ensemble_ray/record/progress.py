@@ -14,13 +14,9 @@ if TYPE_CHECKING:
 
 
 class RunProgress(NamedTuple):
-    #: tasks with an output; a task that is repeated by a loop, a phase or a graph counts once
-    done: int
-    #: tasks known so far: all tasks of a plan, or the tasks that a dynamic run has made until now
-    total: int
-    #: tasks of items in `done`: maps, or the direct task
-    items_done: int
-    #: outputs of tasks; a repeated task counts every time
+    done: int  # tasks with an output; a repeated task counts once
+    total: int  # all tasks of a plan, or the tasks that a dynamic run has made until now
+    items_done: int  # maps, or the direct task
     executions: int
 
 
@@ -33,8 +29,7 @@ async def tasks_done(store: RunStore, run_id: str) -> RunProgress:
         for fact in page:
             if isinstance(fact.data, GroupRecorded):
                 total += 1
-            # Delegated work has its own outputs, but is no task of the plan.
-            # The tasks inside an item of several tasks have outputs, too; the item has its own fact.
+            # Delegated work has its own outputs, but is no task of the plan. So have tasks inside an item of several tasks.
             elif delegating_call(fact.name) is None and not (is_dynamic and "/" in fact.name):
                 executions += 1
                 items += is_of_items(fact.name)
@@ -44,7 +39,6 @@ async def tasks_done(store: RunStore, run_id: str) -> RunProgress:
 
 
 async def _count_known(store: RunStore, run_id: str) -> tuple[int, bool]:
-    """Return the number of tasks that plan and items make, and whether the run is dynamic."""
     total, is_dynamic = 0, False
     async for page in store.read(run_id, kinds=kinds_of(PlanRecorded, ItemsRecorded)):
         for fact in page:

@@ -1,8 +1,7 @@
 """Decide the result of a run under a used id, and compare two definitions. Pure.
 
-Results (S-SET-39): a finished run of the same definition and inputs returns its recorded output. An interrupted or
-cancelled run raises an error that names `resume`, a failed one an error that names `fork`, a running one
-`RunExistsError`. An unknown id begins a new run.
+A finished run of the same definition and inputs returns its recorded output (S-SET-39). Other states raise an error that
+names `resume` or `fork`; a running one raises `RunExistsError`.
 """
 
 from __future__ import annotations
@@ -34,15 +33,8 @@ def recorded_output(
 ) -> EnsembleOutput | None:
     """Return the output of an earlier run of that id; None if it has no facts, so that the run can begin.
 
-    Args:
-        run_id: The requested id.
-        state: The run's state in the store.
-        facts: The run's facts.
-        header: The first fact that this run would record; None: the caller has compared it.
-        output_types, object_ids: See `fold_output`.
-
-    Raises:
-        RunExistsError, ValidationError: see `is_answered`.
+    `header` is the first fact that this run would record; None: the caller has compared it. See `fold_output` for
+    `output_types` and `object_ids`, and `is_answered` for the errors.
     """
     facts = list(facts)
     history = RunHistory(facts, has_details=True)
@@ -62,13 +54,13 @@ def is_answered(
     header: PlanRecorded | None,
     fork: str = "",
 ) -> bool:
-    """Whether a run of that id has completed, so that its record contains its output; False: it has no facts and can begin.
+    """Whether a run of that id has completed; False: it can begin.
 
     Args:
         run_id: The requested id.
-        state: The run's state in the store.
-        recorded_state: The run's state by its facts.
-        recorded: Its first fact; an empty one if it has none.
+        state: By the store.
+        recorded_state: By the run's facts, which take precedence.
+        recorded: The first fact; an empty one if there is none.
         header: The first fact that this run would record; None: the caller has compared it.
         fork: How a new run can reuse the outputs of a failed one; empty: it cannot.
 
@@ -81,7 +73,7 @@ def is_answered(
     if recorded.is_empty:
         return False  # it never began
     if recorded_state is not RunState.INTERRUPTED:
-        state = recorded_state  # facts take precedence: its process may have died before it stored the state
+        state = recorded_state  # its process may have died before it stored the state
     if recorded_state is RunState.COMPLETED:
         if header is not None:
             check_same(run_id, recorded, header, doing="run")
@@ -121,7 +113,6 @@ def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, do
 
 
 def what_differs(recorded: PlanRecorded, current: PlanRecorded) -> list[str]:
-    """List the differences between the first facts of two runs, one line per path: inputs, plan, definition."""
     plans = (
         {name: each for name, each in (header.plan or {}).items() if name != "inputs"} for header in (recorded, current)
     )

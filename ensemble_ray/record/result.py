@@ -1,9 +1,8 @@
 """Make the output or the error of any run from the results of its tasks and its end. Pure.
 
-A failed run raises the error of its first failure, with the run id and the trace up to it (S-SET-26). A cap or a
-missing edge has its own error. An error of the user's predicate is raised unchanged; in a parallel workflow it is a
-cause (S-LOOP-53). A failed phase raises a `TaskExecutionError` (S-PHASE-53). Outputs and traces are passed on as
-sequences and not read here, since a run may have a million of them.
+A failed run raises the error of its first failure, with the run id and the trace up to it (S-SET-26). A predicate's
+error is raised unchanged; in a parallel workflow it is a cause (S-LOOP-53). A failed phase raises a
+`TaskExecutionError` (S-PHASE-53). Outputs and traces are not read here, since there may be a million of them.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ from ensemble_ray.values.value import utc_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResultHead:
-    """Facts about a run in its trace that do not depend on its tasks."""
-
     run_id: str
     workflow: str
     name: str = ""
@@ -65,23 +62,17 @@ class RunResultHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
-    """The results of the tasks so far."""
-
     outputs: Sequence[TaskOutput] = ()
     raw: str = ""
-    #: of tasks with and without an output
-    traces: Sequence[TaskTrace] = ()
-    #: the participants (S-TRC-1)
-    agents: Sequence[AgentSummary] = ()
+    traces: Sequence[TaskTrace] = ()  # with and without an output
+    agents: Sequence[AgentSummary] = ()  # participants (S-TRC-1)
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     tool_calls: int = 0
     levels: Sequence[MapReduceLevelSummary] = ()
     #: positions of outputs by the hidden ids of their tasks
     positions: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: positions of outputs by the keys of their tasks
-    names: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: items of a map without an output, if failures are collected (S-MR-150)
-    failed_items: Sequence[FailedItem] = ()
+    names: Mapping[str, int] = field(default_factory=dict[str, int])  # positions of outputs by the keys of their tasks
+    failed_items: Sequence[FailedItem] = ()  # items without an output, if failures are collected (S-MR-150)
     units: UnitOutputs = field(default_factory=UnitOutputs)
     loop_traces: tuple[LoopTrace, ...] = ()
     phases: tuple[PhaseTrace, ...] = ()
@@ -108,7 +99,7 @@ def planned_results(
     worker_traces: Sequence[TaskTrace] = (),
     object_ids: Mapping[str, str],
 ) -> RunResults:
-    """Return the results of a plan's tasks, for a live run and for its record.
+    """Return the results of a live run or of a record.
 
     Traces are in the order of the run's trace. `delegated` and `worker_traces` are of a manager's workers.
     """
@@ -139,7 +130,6 @@ def planned_results(
 def assemble(
     run: RunResultHead, results: RunResults, end: RunEnd, failure: BaseException | None = None
 ) -> EnsembleOutput:
-    """Return the output of a run, or raise its `failure` with the trace attached."""
     trace = make_trace(run, results, end)
     if failure is None:
         output = output_with(trace, results, exit_reason=end.exit_reason, run_id=run.run_id)
@@ -189,7 +179,6 @@ def output_with(trace: ExecutionTrace, results: RunResults, *, exit_reason: Exit
 
 
 def not_begun(run_id: str, exit_reason: ExitReason) -> EnsembleOutput:
-    """Return the output of a run that ended before it started: it has no record and no trace."""
     return EnsembleOutput(exit_reason=exit_reason, run_id=run_id)
 
 
@@ -207,14 +196,13 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
             allow_delegation=agent.allow_delegation,
         )
         for agent in plan.agents
-        if agent.key != MANAGER_KEY or plan.hierarchy is None  # the manager is not an agent of the user
+        if agent.key != MANAGER_KEY or plan.hierarchy is None
     )
 
 
 def error_trace(
     error: BaseException, *, at: float, agent_role: str, task_description: str, is_raised: bool = True
 ) -> ErrorTrace:
-    """Return the trace entry of an error; `is_raised` says whether it has a stack."""
     return ErrorTrace(
         agent_role=agent_role,
         task_description=task_description,
@@ -227,7 +215,7 @@ def error_trace(
 
 
 def violation_trace(violations: Sequence[str], at: float) -> ErrorTrace:
-    """Return the error of a manager that completed without its required workers (S-HIER-50); it belongs to no task."""
+    """Return the error of a manager without its required workers (S-HIER-50); it belongs to no task."""
     violated = ConstraintViolationError(violations)
     return error_trace(violated, at=at, agent_role=MANAGER_ROLE, task_description="", is_raised=False)
 
@@ -241,7 +229,7 @@ def failures_by_label(failed: Iterable[tuple[str, BaseException]]) -> dict[str, 
     counts: dict[str, int] = {}
     for description, error in failed:
         label, count = description, counts.get(description, 1)
-        while label in causes:  # a numbered description may equal the description of another task
+        while label in causes:  # a numbered description may equal another task's
             count += 1
             label = f"{description} #{count}"
         counts[description] = count
@@ -261,7 +249,6 @@ def task_error(
 
 
 def task_label(node: Node) -> str:
-    """Return the label of a task for users: its name, or else its description."""
     is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
     return node.key if is_named else node.description
 
@@ -271,8 +258,6 @@ def task_label(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureSeen:
-    """A failed task of a run, or a unit that failed although no task in it did."""
-
     at: float
     error: BaseException
     completed_before: int
@@ -287,7 +272,6 @@ class FailureSeen:
 def failures_seen(
     ended: EndedUnits, tasks: Sequence[FailureSeen], raised: Sequence[tuple[str, BaseException]] = ()
 ) -> list[FailureSeen]:
-    """Return the failures of tasks and units in order; `raised` are errors of the user's predicates by unit."""
     kept = dict(raised)
     units = [
         FailureSeen(
@@ -302,7 +286,6 @@ def failures_seen(
 
 
 def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException | None) -> BaseException:
-    """Return the error of a unit that failed although none of its tasks did."""
     unit = ended.units[key_of_path(failure.unit)]
     completed = tuple(ended.outputs.values())[: failure.completed_before]
     match failure.reason, unit:
@@ -322,12 +305,11 @@ def error_of_unit(ended: EndedUnits, failure: UnitFailure, raised: BaseException
         case _:
             if raised is not None or not failure.error_type:
                 return raised or RuntimeError(failure.message)
-            # The error that user code raised before a crash, as far as it is recorded (S-DUR-39).
+            # User code raised it before a crash (S-DUR-39).
             return error_from({"type": failure.error_type, "text": failure.message, "args": [failure.message]})
 
 
 def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
-    """Return the state and the text of a step of the graph; of its last step if `number` is 0."""
     found = ended.graph()
     steps = {step.number: step for step in found[1].steps} if found is not None else {}
     step = steps.get(number or max(steps, default=0))
@@ -340,9 +322,9 @@ def _step(ended: EndedUnits, number: int) -> tuple[str, str]:
 def failure_of(
     ended: EndedUnits, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput] = ()
 ) -> BaseException:
-    """Return the error that a failed run raises.
+    """Return the error that a failed run raises; without failures, a manager did not meet its constraints.
 
-    The failures are empty if a manager did not meet its constraints; `delegated` are outputs of its workers.
+    `delegated` are outputs of the manager's workers.
     """
     if ended.plan.hierarchy is not None:
         return _failure_of_manager(ended.plan, failures, tuple(delegated))
@@ -365,7 +347,7 @@ def failure_of(
 
 
 def _failure_of_manager(plan: Plan, failures: Sequence[FailureSeen], delegated: Sequence[TaskOutput]) -> BaseException:
-    """Return the error of a manager that failed, or else of a missing required worker (S-HIER-50, S-HIER-60)."""
+    """Return the manager's error, or else that of a missing required worker (S-HIER-50, S-HIER-60)."""
     if not failures:
         roles = {output.agent_role for output in delegated}
         return ConstraintViolationError(
@@ -410,8 +392,16 @@ def _failure_of_phases(ended: EndedUnits, failures: Sequence[FailureSeen]) -> Ta
     phases = list(ended.phases())
     failed = next(((unit, result) for unit, result in phases if result.status == "failed"), None)
     unit = None if failed is None else failed[0]
-    # The rerun of an earlier phase fails the phase that requested it (S-PHASE-92).
-    own = [each for each in failures if unit is None or _is_of(ended, unit, each)] or list(failures)
+    own = list(failures)
+    if unit is not None:
+        loops = [each for key in unit.members if isinstance(each := ended.units.get(key), LoopUnit)]
+        keys = {*unit.members, *(key for loop in loops for key in loop.body), unit.review or ""}
+        # The rerun of an earlier phase fails the phase that requested it (S-PHASE-92).
+        own = [
+            each
+            for each in failures
+            if (each.node.key in keys if each.node is not None else f"{each.unit}#".startswith(f"{unit.key}#"))
+        ] or own
     is_collecting = ended.plan.error_strategy == "continue_on_error"
     error: BaseException
     if unit is not None and unit.workflow == "parallel" and is_collecting and own[0].unit != unit.key:
@@ -428,15 +418,6 @@ def _failure_of_phases(ended: EndedUnits, failures: Sequence[FailureSeen]) -> Ta
         done += [each.output for each in ended.shown_of_phase(failed[1])]
     error.completed_task_outputs = tuple(done)
     found = {unit.key: PhaseStatus(result.status) for unit, result in phases}
-    declared = [
-        unit for unit in ended.plan.units if isinstance(unit, PhaseUnit)
-    ]  # phases without a result were skipped
+    declared = [unit for unit in ended.plan.units if isinstance(unit, PhaseUnit)]
     error.phase_statuses = {unit.name: found.get(unit.key, PhaseStatus.SKIPPED) for unit in declared}
     return error
-
-
-def _is_of(ended: EndedUnits, unit: PhaseUnit, failure: FailureSeen) -> bool:
-    if failure.node is None:
-        return failure.unit == unit.key or failure.unit.startswith(f"{unit.key}#")
-    loops = [each for key in unit.members if isinstance(each := ended.units.get(key), LoopUnit)]
-    return failure.node.key in {*unit.members, *(key for loop in loops for key in loop.body), unit.review or ""}

@@ -1,6 +1,6 @@
 """Read and write the runs of a home: their directories, ownership, states and facts.
 
-All functions block and are for threads. Directories are readable for their owner only.
+All functions block. Directories are readable for their owner only.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ _INTERRUPTED = "was interrupted: resume it, or choose another run_id"
 
 
 def describe_conflict(run_id: str, state: RunState) -> str:
-    """Return the message for a new run with the id of a recorded run that has no owner."""
     return f"Run '{run_id}' {_STANDING.get(state, _INTERRUPTED)}"
 
 
 def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str]], location: str) -> str:
     """Return the run with this id, the only run with an id that starts with the text, or the newest run for `latest`.
 
-    `newest` returns the ids, newest first; it is called only if the order matters. The error names the nearest ids.
+    `newest` is called only if the order matters. The error names the nearest ids.
     """
     if text in known:
         return text
@@ -79,7 +78,6 @@ def runs_directory(home: Path) -> Path:
 
 
 def check_run_id(run_id: str) -> None:
-    """Refuse an id that cannot name a directory."""
     if not _RUN_ID.fullmatch(run_id):
         raise ValidationError(
             f"Run id '{run_id}' cannot name a record: "
@@ -93,11 +91,10 @@ class RunDirectory:
         self.run_id = run_id
         self.path = runs_directory(home) / run_id
         self.ownership = Ownership(self.path / "owner.lock")
-        #: text of the owner's `meta.json` up to the state
-        self._meta = ""
+        self._meta = ""  # text of the owner's `meta.json` up to the state
 
     def begin(self, origin: str, state: RunState = RunState.PENDING, *, clock: Callable[[], float] = time.time) -> None:
-        """Create the directory as the owner of a new run; replace a run of that id that has no facts."""
+        """Replaces a run of that id that has no facts."""
         try:
             is_new = self._make()
             self._acquire_lock()
@@ -113,7 +110,6 @@ class RunDirectory:
             raise
 
     def own(self, state: RunState = RunState.PENDING, *, by_force: bool = False) -> None:
-        """Become the owner of an existing run."""
         try:
             if not by_force:
                 self._acquire_lock()
@@ -128,7 +124,7 @@ class RunDirectory:
             raise cannot_write(self.path, error) from error
 
     def write_state(self, state: RunState) -> None:
-        """Store the run's state if this process is the owner; a final state releases ownership."""
+        """Store the state if this process is the owner; a final state releases ownership."""
         if not self.ownership.is_mine():  # claimed by force: its new owner stores the state
             self.ownership.release()
             if not self.ownership.is_there():
@@ -161,7 +157,6 @@ class RunDirectory:
         )
 
     def facts(self, *, is_partial: bool = False) -> list[Fact]:
-        """Return all committed facts in order, numbered from 1. `is_partial` reads a damaged record too."""
         return read_all(self.path, self.run_id, is_partial=is_partial)
 
     def ask_cancel(self) -> None:
@@ -174,10 +169,9 @@ class RunDirectory:
         return (self.path / _CANCEL).exists()
 
     def delete(self) -> None:
-        """Remove the record of a run without an owner."""
         try:
             self._acquire_lock()
-            # Rename it to a name that no list shows: a partly removed run is no run any more.
+            # No list shows this name: a partly removed run is no run any more.
             hidden = self.path.with_name(f".{self.run_id}.{os.getpid()}.deleted")
             self.path.rename(hidden)
             shutil.rmtree(hidden)
@@ -187,12 +181,11 @@ class RunDirectory:
             self.ownership.release()
 
     def _make(self) -> bool:
-        """Create the directory; return False if it exists."""
         try:
             self.path.mkdir(mode=0o700)
         except FileExistsError:
             return False
-        except (FileNotFoundError, NotADirectoryError):  # the first run of this home, or no directory can be there
+        except (FileNotFoundError, NotADirectoryError):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             return self._make()
         return True
@@ -203,6 +196,13 @@ class RunDirectory:
             who = f" ({owner})" if owner else ""
             raise RunExistsError(f"Run '{self.run_id}' is running{who}: wait for its end, or choose another run_id")
 
+    def _clear(self) -> None:
+        if self.facts():
+            state = self._unowned_state(self._read_meta()[2])
+            raise RunExistsError(describe_conflict(self.run_id, state))
+        for name in (COUNT, RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
+            (self.path / name).unlink(missing_ok=True)
+
     def _unowned_state(self, written: RunState) -> RunState:
         """Return the state of a run without an owner; its facts decide if the owner died before it stored the state."""
         if not written.is_active and (self.path / _META).exists():
@@ -212,13 +212,6 @@ class RunDirectory:
             if last is not None and isinstance(last.data, RunEnded):
                 return last.data.state or RunState.INTERRUPTED
         return RunState.INTERRUPTED
-
-    def _clear(self) -> None:
-        if self.facts():
-            state = self._unowned_state(self._read_meta()[2])
-            raise RunExistsError(describe_conflict(self.run_id, state))
-        for name in (COUNT, RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
-            (self.path / name).unlink(missing_ok=True)
 
     def _describe(self, created_at: float, origin: str) -> None:
         created = utc_of(created_at).isoformat()
@@ -244,7 +237,7 @@ class RunDirectory:
             match read:
                 case {"created_at": str(created_at), "origin": str(origin), "state": str(state)}:
                     began_at = datetime.fromisoformat(created_at).timestamp()
-                    utc_of(began_at)  # refuse a date that UTC cannot represent
+                    utc_of(began_at)  # UTC cannot represent every date
                     return began_at, origin, RunState(state)
                 case _:
                     pass
@@ -254,10 +247,12 @@ class RunDirectory:
 
 
 def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | None = None) -> list[RecordedRun]:
-    """Return all runs of a home, newest first; an empty list if the home does not exist."""
     directory, found = os.fspath(runs_directory(home)), list[RecordedRun]()
     for name in _list_ids(home):
-        written_at = _written_at(f"{directory}/{name}/{_META}") if known is not None else 0
+        written_at = 0
+        if known is not None:
+            with contextlib.suppress(OSError):
+                written_at = os.stat(f"{directory}/{name}/{_META}").st_mtime_ns  # noqa: PTH116  for each of ten thousand
         if known is not None and (earlier := known.get(name)) is not None and earlier[0] == written_at:
             found.append(earlier[1])
             continue
@@ -268,21 +263,12 @@ def list_runs(home: Path, known: MutableMapping[str, tuple[int, RecordedRun]] | 
     return sorted(found, key=lambda run: (run.created_at, run.run_id), reverse=True)
 
 
-def _written_at(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns  # noqa: PTH116  runs for every one of ten thousand runs
-    except OSError:
-        return 0
-
-
 def find_run(text: str, home: Path) -> RunDirectory:
-    """Return the run that `chosen_id` selects."""
     found = chosen_id(text, _list_ids(home), lambda: [run.run_id for run in list_runs(home)], str(runs_directory(home)))
     return RunDirectory(home, found)
 
 
 def existing_run(run_id: str, home: Path) -> RunDirectory:
-    """Return the run with exactly this id; the error names the nearest ids."""
     found = RunDirectory(home, run_id)
     if not found.path.is_dir():
         near = difflib.get_close_matches(run_id, _list_ids(home), n=3, cutoff=0.5)
@@ -292,11 +278,6 @@ def existing_run(run_id: str, home: Path) -> RunDirectory:
 
 
 def read_facts(run_id: str, home: Path) -> list[Fact]:
-    """Return all facts of a run, named by its id or the start of its id.
-
-    Raises:
-        ValidationError: no run matches, or several do.
-    """
     directory = find_run(run_id, home)
     if facts := directory.facts():
         return facts
@@ -315,13 +296,10 @@ def _list_ids(home: Path) -> list[str]:
 
 
 _log = bounded_logger(__name__)
-#: Environment variable with the age at which records are removed when a run ends.
 RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
 _HOURS = {"h": 1, "d": 24, "w": 168}
-#: more digits exceed any calendar
-_AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")
-#: Shortest time between two removals in one process, s. Ages are in hours, so a short interval has no use.
-_PAUSE_S = 60.0
+_AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")  # more digits exceed any calendar
+_PAUSE_S = 60.0  # Shortest time between two removals in one process, s. Ages are in hours.
 _ENDED = frozenset(state for state in RunState if state.is_final)
 
 
@@ -350,13 +328,12 @@ async def prune(
 
     Args:
         store: The store of the runs.
-        older_than: Minimum age of a run, from its beginning.
+        older_than: Age since the run began.
         keep: Number of the newest runs to keep, independent of their age.
-        states: Only runs in these states; empty: runs that completed, failed or were cancelled. Runs with an owner are
-            never removed.
+        states: Empty: completed, failed or cancelled. Runs with an owner are never removed.
         spared: Id of a run to keep in any case.
         is_dry: Only return the runs that would be removed.
-        now: The current time for ages; None: read the clock.
+        now: None: read the clock.
     """
     wanted = set(states) or _ENDED
     removable = [run for run in await store.runs() if run.state in wanted]
@@ -376,7 +353,7 @@ async def prune(
 async def apply_retention(
     store: RunStore, environ: Mapping[str, str] | None = None, *, spared: str = ""
 ) -> Sequence[RecordedRun]:
-    """Remove the records that are old by `ENSEMBLE_RAY_RETENTION`; no effect if it is unset. Failures are WARN lines.
+    """Remove the records that are old by `ENSEMBLE_RAY_RETENTION`, if it is set. Failures are WARN lines.
 
     `spared` is the run that has just ended, which may have begun long ago.
     """
@@ -400,7 +377,7 @@ class Retention:
         self._looked_at: dict[StoreAddress, float] = {}
 
     async def run_ended(self, address: StoreAddress, store: RunStore, *, spared: str, at: float) -> None:
-        """Remove old records as `apply_retention` does; `at` is the time, s of a monotonic clock."""
+        """Apply the retention; `at` is the time, s of a monotonic clock."""
         is_wanted = bool(os.environ.get(RETENTION_VARIABLE, "").strip())
         if is_wanted and at - self._looked_at.get(address, -_PAUSE_S) >= _PAUSE_S:
             self._looked_at[address] = at

@@ -1,6 +1,6 @@
 """The recorded stimuli of a planned run, and its source, which receives them again (S-DUR-30). Pure.
 
-The same stimuli produce the same instructions. So a replayed source has the requests and the state of the run's source.
+The same stimuli produce the same instructions, so a replayed source has the requests and the state of the run's source.
 """
 
 from __future__ import annotations
@@ -40,19 +40,14 @@ from ensemble_ray.values.outputs import ExitReason
 
 
 class RecordedStimuli:
-    """The stimuli of one run, in the groups in which its source received them."""
-
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        """Apply the facts of a run, in order; see `take`."""
         self.numbered: list[list[tuple[int, Stimulus]]] = []
-        #: whether more of the last group follows
-        self.is_open = False
-        #: whether tasks wait at gates since the run was resumed last
-        self._is_waiting = False
+        self.is_open = False  # whether more of the last group follows
+        self._is_waiting = False  # whether tasks wait at gates since the run was resumed last
         self.take(facts)
 
     def take(self, facts: Iterable[Fact]) -> None:
-        """Apply the next facts of a run; all except stimuli and resumptions are ignored."""
+        """Apply the next facts; all except stimuli and resumptions are ignored."""
         for fact in facts:
             if isinstance(fact.data, StimulusRecorded):
                 self.apply(cast("Fact[StimulusRecorded]", fact))
@@ -60,7 +55,6 @@ class RecordedStimuli:
                 self.resume(cast("Fact[RunResumed]", fact))
 
     def apply(self, fact: Fact[StimulusRecorded]) -> Stimulus | None:
-        """Add the next stimulus and return it; None if this version does not know its type."""
         stimulus = read_stimulus(fact)
         if not self.is_open:
             self.numbered.append([])
@@ -71,7 +65,7 @@ class RecordedStimuli:
         return stimulus
 
     def resume(self, fact: Fact[RunResumed]) -> None:
-        """Apply a resumption of the run. It is no recorded stimulus, but restarts the tasks that waited at gates."""
+        """Apply a resumption. It is no recorded stimulus, but restarts the tasks that waited at gates."""
         if not fact.data.is_restart:  # after a restart of the scheduler only, a cancelled run is still cancelled
             self.undo()
         if self._is_waiting:
@@ -94,7 +88,6 @@ class RecordedStimuli:
 
 
 def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
-    """Return a recorded stimulus; None if this version does not know its type."""
     try:
         return decode_stimulus(fact)
     except TypeError as error:
@@ -102,18 +95,15 @@ def read_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
 
 
 class ReplayedSource:
-    """The source (machine) of a recorded plan, which receives the recorded stimuli again."""
-
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.source: PlanSource = machine_for(plan)
         self._stimuli = RecordedStimuli()
 
     def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
-        """Apply stimuli that arrived together and return the instructions. Stimuli that no longer apply are ignored.
+        """Stimuli that arrived together. Those that no longer apply are ignored.
 
-        A `Cancelled` task counts only if the source requested it, as a join of a graph does: the run's cancellation may
-        be reverted.
+        A `Cancelled` task counts only if the source requested it, as a join of a graph does.
         """
         known = [
             each for each in stimuli if not isinstance(each, Cancelled) or self.source.is_cancelling(each.instance)
@@ -121,12 +111,11 @@ class ReplayedSource:
         return self.source.handle(*known) if known else []
 
     def apply(self, fact: Fact[StimulusRecorded]) -> list[Instruction]:
-        """Apply the next stimulus. Return the source's instructions; an empty list inside a group."""
+        """Apply the next stimulus. Return the source's instructions; none inside a group."""
         self._stimuli.apply(fact)
         return [] if self._stimuli.is_open else self._handle_group(self._stimuli.numbered[-1])
 
     def resume(self, fact: Fact[RunResumed]) -> list[Instruction]:
-        """Apply a resumption; see `RecordedStimuli.resume`. Return all instructions; after a restart the new ones."""
         count = len(self._stimuli.numbered)
         self._stimuli.resume(fact)
         if fact.data.is_restart:
@@ -140,14 +129,11 @@ class ReplayedSource:
 
 
 class FoldedSource(ReplayedSource):
-    """A replayed source that also stores the starts and questions that it has requested so far."""
-
     def __init__(self, plan: Plan) -> None:
-        """Start without stimuli and without a limit of parallel tasks, so that the timing of tasks has no effect."""
+        """Set no limit of parallel tasks, so that the timing of tasks has no effect."""
         super().__init__(replace(plan, max_parallel_tasks=None))
         self.starts: dict[str, Start] = {}
-        #: open questions, each with the length of its unit's history at that time
-        self.questions: dict[Question, int] = {}
+        self.questions: dict[Question, int] = {}  # open ones, each with the length of its unit's history then
 
     def handle(self, stimuli: Sequence[Stimulus]) -> list[Instruction]:
         """Apply stimuli that arrived together; answers to questions that are not open are ignored, too."""
@@ -167,7 +153,6 @@ class FoldedSource(ReplayedSource):
         return wanted
 
     def history_of(self, question: Question) -> Sequence[HistoryEntry]:
-        """Return the history that an open question is about."""
         return self.source.history_of(_unit_of(question))[: self.questions[question]]
 
 
@@ -192,14 +177,13 @@ def path_of_question(question: Question) -> str:
 
 
 def is_undone(stimulus: Stimulus) -> bool:
-    """Return whether a resumed run reverts a stimulus: a cancellation, or a spent budget (S-DUR-35, S-BUD-6)."""
+    """Whether a resumed run reverts a stimulus: a cancellation, or a spent budget (S-DUR-35, S-BUD-6)."""
     if isinstance(stimulus, Exited):
         return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
     return isinstance(stimulus, CancelRequested)
 
 
 def recorded_plan(data: Mapping[str, object]) -> Plan:
-    """Return a recorded plan, without hidden ids."""
     try:
         return Plan.from_dict(cast("Mapping[str, None]", data))
     except ValueError as error:

@@ -35,43 +35,34 @@ _OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run as lists show it."""
-
     run_id: str
     created_at: datetime
-    #: source of its definition: a YAML path, `module:attribute`, or empty
-    origin: str
-    #: its state; a run without an owner that has not ended is interrupted
-    state: RunState
-    #: place of its record, for messages: a path, or a database without its password
-    location: str
-    #: current owner, for messages: `process 4711 on HOST`; empty if there is none or it is unknown
-    owner: str = ""
+    origin: str  # source of its definition: a YAML path, `module:attribute`, or empty
+    state: RunState  # a run without an owner that has not ended is interrupted
+    location: str  # for messages: a path, or a database without its password
+    owner: str = ""  # for messages: `process 4711 on HOST`; empty if there is none or it is unknown
 
     @property
     def owner_process(self) -> tuple[int, str] | None:
-        """The id and the host of the owning process; None if they are unknown."""
+        """Id and host of the owning process; None if they are unknown."""
         named = _OWNER.fullmatch(self.owner)
         return None if named is None else (int(named["pid"]), named["host"])
 
 
 class GatesOfRun(NamedTuple):
     run: RecordedRun
-    #: requests and decisions in order, and facts without data that closed gates (`open_reviews.fold_gates`)
-    facts: Sequence[Fact]
+    facts: Sequence[Fact]  # requests, decisions, and facts without data that closed gates (`fold_gates`)
 
 
 class OwnedRun(Protocol):
     """A run that this process owns until it releases the run or dies. A failed write raises a `RecordError`."""
 
     @property
-    def journal(self) -> Journal:
-        """The journal for this process's facts."""
-        ...
+    def journal(self) -> Journal: ...
 
     @property
     def epoch(self) -> int:
-        """The owner's epoch: 0 for a new run, above every earlier one for a claimed run."""
+        """0 for a new run, above every earlier one for a claimed run."""
         ...
 
     async def write_state(self, state: RunState) -> None:
@@ -79,7 +70,7 @@ class OwnedRun(Protocol):
         ...
 
     async def is_cancel_asked(self) -> bool:
-        """Whether a client requested cancellation since the run was claimed. Cheap; called about once a second."""
+        """Whether a client requested cancellation since the claim. Cheap; called about once a second."""
         ...
 
     async def close(self, state: RunState) -> None:
@@ -102,13 +93,13 @@ class RunReader(Protocol):
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """Yield the facts that are committed when reading begins, in order. One page is in memory at a time.
+        """Yield the facts that are committed when reading begins, in order, page by page; none if the run does not exist.
 
         Args:
-            run_id: The run's id; if the run does not exist, there are no pages.
+            run_id: The run's id.
             after: Position after which reading starts.
-            kinds: Only facts of these kinds; None: all kinds.
-            has_data: Whether to read the facts' data. Reading only their names is much cheaper.
+            kinds: None: all kinds.
+            has_data: Reading only the names of facts is much cheaper.
             is_partial: As for `facts`.
         """
         ...
@@ -117,13 +108,9 @@ class RunReader(Protocol):
         """Return the facts of one instance in order, without stimuli. Other instances hardly affect the cost."""
         ...
 
-    async def summary(self, run_id: str) -> RecordedRun | None:
-        """Return the run as lists show it; None if it does not exist."""
-        ...
+    async def summary(self, run_id: str) -> RecordedRun | None: ...
 
-    async def runs(self) -> list[RecordedRun]:
-        """Return all runs, newest first."""
-        ...
+    async def runs(self) -> list[RecordedRun]: ...
 
     async def gates(self) -> list[GatesOfRun]:
         """Return the runs that have not ended and have review gates, oldest first. Other runs hardly affect the cost.
@@ -134,18 +121,15 @@ class RunReader(Protocol):
 
 
 class RunStore(RunReader, Protocol):
-    """All runs of one home or database."""
+    """All runs of one home or database. `ValidationError`: the run does not exist, or its id cannot name a record."""
 
     async def begin(
         self, run_id: str, *, origin: str = "", is_buffered: bool = False, state: RunState = RunState.PENDING
     ) -> OwnedRun:
         """Create the record of a new run as its owner. Replaces a run of that id that has no facts.
 
-        Args:
-            run_id: The run's id.
-            origin: Source of its definition.
-            is_buffered: Whether `append` may return before facts are committed (durability `run`).
-            state: The run's state from now on.
+        `origin` is the source of its definition. With `is_buffered`, `append` may return before facts are committed (durability
+        `run`).
 
         Raises:
             RunExistsError: a run of that id exists; the message names its state.
@@ -154,20 +138,11 @@ class RunStore(RunReader, Protocol):
         ...
 
     async def claim(
-        self,
-        run_id: str,
-        *,
-        is_buffered: bool = False,
-        by_force: bool = False,
-        state: RunState = RunState.PENDING,
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, state: RunState = RunState.PENDING
     ) -> OwnedRun:
-        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
+        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16). See `begin` for arguments.
 
-        Args:
-            run_id: The run's id.
-            is_buffered: As for `begin`.
-            by_force: Claim the run even if it has an owner (S-DUR-17).
-            state: As for `begin`.
+        `by_force` claims the run even if it has an owner (S-DUR-17).
 
         Raises:
             RunExistsError: another process owns the run; the message names the process.
@@ -175,33 +150,16 @@ class RunStore(RunReader, Protocol):
         """
         ...
 
-    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> Journal:
-        """Return a journal for a run that another process owns.
-
-        Raises:
-            ValidationError: the id cannot name a record.
-        """
-        ...
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> Journal: ...
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
-        """Record that a record's lost facts are lost, so that the run can be resumed; return False if none are.
-
-        Args:
-            run_id: The run's id.
-            by_force: As for `claim`.
-
-        Raises:
-            RunExistsError: another process owns the run.
-            ValidationError: the run does not exist.
-        """
+        """Record that lost facts are lost, so that the run can be resumed; return False if none are. Raises as `claim`."""
         ...
 
     async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-        """Return all committed facts in order, numbered from 1; an empty list if the run does not exist.
+        """Return all committed facts in order; an empty list if the run does not exist.
 
-        Args:
-            run_id: The run's id.
-            is_partial: Return the remaining facts of a damaged record.
+        `is_partial` returns the remaining facts of a damaged record.
         """
         ...
 
@@ -213,41 +171,21 @@ class RunStore(RunReader, Protocol):
         """
         ...
 
-    async def ask_cancel(self, run_id: str) -> None:
-        """Request the cancellation of a run from its owner.
-
-        Raises:
-            ValidationError: the run does not exist.
-        """
-        ...
+    async def ask_cancel(self, run_id: str) -> None: ...
 
     async def gates_of(self, run_id: str) -> list[Fact]:
         """Return the facts of a run's review gates (see `GatesOfRun.facts`); an empty list if the run does not exist."""
         ...
 
     async def decide(self, run_id: str, gate: str, decision: ReviewDecided) -> tuple[Gate, Obstacle] | None:
-        """Record a decision at a gate on the disk, unless there is an obstacle. The check and the write are atomic.
+        """Record a decision at a recorded gate on the disk, or return the obstacle (`open_reviews.obstacle_at`).
 
-        Args:
-            run_id: The run's id.
-            gate: The name of a recorded gate.
-            decision: The decision.
-
-        Returns:
-            The gate and the obstacle (`open_reviews.obstacle_at`), or None if the decision is accepted.
-
-        Raises:
-            ValidationError: the run does not exist.
+        Check and write are atomic.
         """
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run's record.
-
-        Raises:
-            RunExistsError: another process owns the run.
-            ValidationError: the run does not exist.
-        """
+        """Remove a run's record, unless a process owns the run (`RunExistsError`)."""
         ...
 
 
@@ -255,10 +193,8 @@ class RunStore(RunReader, Protocol):
 class StoreAddress:
     """The place of a store, as picklable data; `store_at` opens it."""
 
-    #: directory that contains `runs/ID/`
-    home: str
-    #: a database instead of files; may contain a password
-    url: str = field(default="", repr=False)
+    home: str  # contains `runs/ID/`
+    url: str = field(default="", repr=False)  # a database instead of files; may contain a password
 
     @classmethod
     def of(cls, home: str | Path | None = None, url: str | None = None) -> StoreAddress:
@@ -277,7 +213,7 @@ async def pages(
 ) -> AsyncGenerator[Sequence[Fact]]:
     """Yield the pages of a record as it is at the first request: the implementation of `RunStore.read`.
 
-    `last_seq` returns the position of the last fact to yield, `page` the facts after a position.
+    `last_seq` returns the position of the last fact to yield.
     """
     last = await last_seq()
     while after < last:
@@ -290,24 +226,21 @@ async def pages(
 
 try:
     import fcntl
-except ImportError:  # a system without file locks: any process can claim a run, and no run counts as running
+except ImportError:  # without file locks, any process can claim a run, and no run counts as running
     fcntl = None  # type: ignore[assignment]
 
-#: A check for an owner holds the lock for a moment, which is longer on a busy machine. So retry before giving up. By
-#: then, a new owner has also written its name.
+#: A check for an owner holds the lock for a moment, longer on a busy machine, so acquiring is retried. By then, a new
+#: owner has also written its name.
 _TRIES = 20
 _PAUSE_S = 0.01
 
 
 class Ownership:
-    """A lock on one file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Become the owner; return False if there is another owner."""
         if self._descriptor is not None:
             return True
         for attempt in range(_TRIES):
@@ -344,7 +277,6 @@ class Ownership:
         return self._path.exists()
 
     def is_held(self) -> bool:
-        """Whether there is an owner, including this object."""
         if self._descriptor is not None:
             return True
         with no_fork():
@@ -382,7 +314,6 @@ class Ownership:
 
 
 def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
-    """Lock an open file; return False if another holder has the lock."""
     if fcntl is None:
         return True
     try:
@@ -409,18 +340,15 @@ _held: weakref.WeakSet[Ownership] = weakref.WeakSet()
 
 @after_fork
 def _release_all() -> None:
-    for ownership in list(_held):  # a child that outlives its parent must not keep the parent's runs
+    for ownership in list(_held):
         ownership.release()
 
 
 def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: str = "ensemble-ray") -> str:
     """Return how to resume a run (S-DUR-154).
 
-    Args:
-        run_id: The run.
-        origin: Source of its definition. Empty: only the program that began it has the definition. None: unknown.
-        field: An additional argument of `resume`: `max_tokens=N`, `allow_loss=True`.
-        command: The name of the command line here.
+    Without `origin`, only the program that began the run has its definition; None: unknown. `field` is an additional
+    argument of `resume`, such as `max_tokens=N`; `command` is the name of the command line here.
     """
     option = f" --{field.replace('_', '-').removesuffix('=True').replace('=', ' ')}" if field else ""
     at_command = f"{command} resume {run_id}{option}"

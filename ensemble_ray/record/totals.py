@@ -1,8 +1,7 @@
 """Tokens and calls of a run, counted from its facts: the usage of its executions, and the usage that its budget counts.
 
-The executions are all of its tasks: completed, failed, cancelled and unfinished ones, delegated work, and copies in a
-fork (S-MET-38). A budget leaves out copies, and includes calls that made agents or reflected on outputs (S-BUD-7,
-S-BUD-9). Pure.
+Executions include unfinished tasks, delegated work, and copies in a fork (S-MET-38). A budget leaves out copies, and
+includes calls that made agents or reflected on outputs (S-BUD-7, S-BUD-9). Pure.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded
 from ensemble_ray.values.metrics import Amount, CostConfiguration, add_tokens, price
 from ensemble_ray.values.trace import TaskTrace
 
-#: Facts that cost tokens: answers of models to tasks and to servers of tools, embeddings of memory, and reflections.
-PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)
+PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)  # Facts that cost tokens.
 
 
 class UsageTally:
-    """The usage of a run, up to the last fact that was applied.
+    """The usage of a run.
 
     Attributes:
         tokens: Input and output tokens of all executions; -1 if a provider did not count.
-        model_calls: Answers of models to them, including answers to servers of tools.
-        tool_calls: Their tool calls that started or were answered, including unknown tools.
+        model_calls: Also answers to servers of tools.
+        tool_calls: Started or answered, including unknown tools.
         spent_tokens: Tokens that a budget counts, including estimates.
     """
 
@@ -49,12 +47,10 @@ class UsageTally:
         self.spent_tokens = 0
         self._spent_cost = 0
         self._costs = costs
-        #: names and times of the answers that made agents; a resumed run may record answers from before its start again
+        #: names and times of the answers that made agents; a resumed run may record earlier answers again
         self._preliminary: set[tuple[str, float]] = set()
-        #: by instance: number of uncounted calls of its last answer; a call of an unknown tool has no fact
-        self._uncounted: dict[str, int] = {}
-        #: by instance that has not ended: number of counted calls
-        self._counted: dict[str, int] = {}
+        self._uncounted: dict[str, int] = {}  # of its last answer; calls of unknown tools have no fact
+        self._counted: dict[str, int] = {}  # by instance that has not ended: counted calls
         self._open_calls: set[str] = set()
 
     @property

@@ -1,7 +1,4 @@
-"""The trace and the output of a run: readers of its history. Pure.
-
-The run may be finished, failed, cancelled or torn. A torn record is not an error; the trace is then incomplete.
-"""
+"""The trace and the output of a run: readers of its history. Pure. The trace of a torn record is incomplete."""
 
 from __future__ import annotations
 
@@ -36,12 +33,11 @@ from ensemble_ray.values.task_output import OutputType, TaskOutput
 from ensemble_ray.values.trace import AgentSummary, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
-#: End states with an output; the output may be partial.
+#: The output may be partial.
 _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
 
 def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
-    """Return the trace of a run from its facts."""
     return trace_of(RunHistory(facts, has_details=True))
 
 
@@ -53,10 +49,8 @@ def fold_output(
 ) -> EnsembleOutput:
     """Return the output of a finished run from its facts (S-SET-39).
 
-    Args:
-        facts: All facts of the run.
-        output_types: By task key: types of parsed outputs; outputs of other tasks stay JSON data.
-        object_ids: By task key: hidden ids of the tasks, so that `get_output(task)` finds their outputs.
+    `output_types` has types of parsed outputs by task key; outputs of other tasks stay JSON data. With the hidden
+    `object_ids`, `get_output(task)` finds a task's output.
 
     Raises:
         IllegalStateError: the run failed, or has not ended.
@@ -97,7 +91,7 @@ def outputs_of(history: RunHistory, output_types: Mapping[str, OutputType]) -> d
 
 
 def raised_by(history: RunHistory) -> BaseException | None:
-    """Return the error that the failed run raised, if it is recorded; by name and text if its class is not ours."""
+    """Return the recorded error that the failed run raised; by name and text if its class is not ours."""
     works = works_of(history)
     last = {fact.instance: position for position, fact in enumerate(history.ends)}
     completed = {fact.instance: last[fact.instance] for fact in history.ends if fact.data.is_completion}.values()
@@ -160,7 +154,6 @@ def _assemble(
     delegated: Sequence[TaskOutput] = (),
     object_ids: Mapping[str, str] | None = None,
 ) -> tuple[ExecutionTrace, RunResults]:
-    """Return the trace and the results of a run from `outputs`, by instance, and `delegated`."""
     head = _head_of(history)
     state = head.state.value
     traces = [(work.instance, work.trace(state)) for work in works]
@@ -201,7 +194,6 @@ def _ended(history: RunHistory, outputs: Mapping[str, TaskOutput]) -> EndedUnits
 
 
 def _errors(history: RunHistory, works: Sequence[RecordedWork], ended: EndedUnits) -> tuple[ErrorTrace, ...]:
-    """Return the errors of tasks, then the errors of units, then the errors of the run itself."""
     reasons = history.head.errors
     places = {_identify(each): each.place for each in reasons if each.place}
     failed = [error for work in works if (error := _error_of(history, work)) is not None]
@@ -237,7 +229,7 @@ def _run_errors(
 
 
 def _violations(history: RunHistory, works: Sequence[RecordedWork]) -> tuple[str, ...]:
-    """Return the reasons for which a manager's run failed although no task did (S-HIER-50)."""
+    """Return why a manager's run failed although no task did (S-HIER-50)."""
     rules = history.plan.hierarchy
     if rules is None or history.head.state is not RunState.FAILED or any(work.has_failed for work in works):
         return ()
@@ -245,7 +237,6 @@ def _violations(history: RunHistory, works: Sequence[RecordedWork]) -> tuple[str
 
 
 def _identify(error: FailureRecorded | ErrorTrace | RecordedError) -> tuple[str, str]:
-    """Return the class and the message of an error, which identify it within a run."""
     return error.error_type, error.message[:LONGEST_MESSAGE]
 
 

@@ -1,7 +1,6 @@
 """The units of a run: their results, the outputs that they show, and their histories and traces. Pure.
 
-A live run has the results from its machines, a record from the stimuli of its source: `ended_units`. Only joined
-iterations are copied.
+A live run has the results from its machines, a record from the stimuli of its source.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Node, PhaseUnit, Plan, Unit, in_waiting_order
 from ensemble_ray.record.levels import in_level_order
@@ -38,6 +37,9 @@ from ensemble_ray.values.task_output import (
 from ensemble_ray.values.trace import GraphTrace, GraphTraceStep, LoopTrace, PhaseStatus, PhaseTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
 
+_R = TypeVar("_R")
+_U = TypeVar("_U")
+
 
 class KeyedOutput(NamedTuple):
     key: str
@@ -56,14 +58,9 @@ def key_of_path(path: str) -> str:
 
 @dataclass(kw_only=True)
 class EndedUnits:
-    """The results of the units of a run."""
-
     plan: Plan
-    #: in the order in which they ended
-    results: Sequence[UnitResult] = ()
-    #: units that failed although none of their tasks did, in order
-    failures: Sequence[UnitFailure] = ()
-    #: by instance, in completion order
+    results: Sequence[UnitResult] = ()  # in the order in which they ended
+    failures: Sequence[UnitFailure] = ()  # units that failed although none of their tasks did, in order
     outputs: Mapping[str, TaskOutput] = field(default_factory=dict[str, "TaskOutput"])
 
     @cached_property
@@ -74,36 +71,29 @@ class EndedUnits:
     def nodes(self) -> Mapping[str, Node]:
         return {node.key: node for node in self.plan.nodes}
 
-    def loops(self) -> Iterator[tuple[LoopUnit, LoopResult]]:
-        """Return the runs of loops, in the order in which they ended."""
+    def _of(self, results: type[_R], units: type[_U]) -> Iterator[tuple[_U, _R]]:
         for result in self.results:
             unit = self.units.get(key_of_path(result.unit))
-            if isinstance(result, LoopResult) and isinstance(unit, LoopUnit):
+            if isinstance(result, results) and isinstance(unit, units):
                 yield unit, result
+
+    def loops(self) -> Iterator[tuple[LoopUnit, LoopResult]]:
+        return self._of(LoopResult, LoopUnit)
 
     def phases(self) -> Iterator[tuple[PhaseUnit, PhaseResult]]:
-        """Return the phases, in the order in which they ended."""
-        for result in self.results:
-            unit = self.units.get(key_of_path(result.unit))
-            if isinstance(result, PhaseResult) and isinstance(unit, PhaseUnit):
-                yield unit, result
+        return self._of(PhaseResult, PhaseUnit)
 
     def graph(self) -> tuple[GraphUnit, GraphResult] | None:
-        """Return the graph, or None if none ran."""
-        for result in self.results:
-            unit = self.units.get(key_of_path(result.unit))
-            if isinstance(result, GraphResult) and isinstance(unit, GraphUnit):
-                return unit, result
-        return None
+        return next(self._of(GraphResult, GraphUnit), None)
 
     # Outputs that the caller of a run sees.
 
     def list_visible(self) -> list[KeyedOutput]:
         """Return the outputs in the caller's order.
 
-        Tasks as they completed or in the order of levels, with loops in their positions (S-LOOP-75); phases as they
-        completed (S-PHASE-41); the steps of a graph (S-GRAPH-70). If the run ended early: the outputs so far
-        (S-LOOP-112, S-PHASE-56, S-GRAPH-53).
+        Tasks as they completed or in the order of levels, with loops in their positions (S-LOOP-75); phases as they completed
+        (S-PHASE-41); the steps of a graph (S-GRAPH-70). If the run ended early: the outputs so far (S-LOOP-112, S-PHASE-56,
+        S-GRAPH-53).
         """
         if not self.plan.units:
             ordered = in_level_order(self.plan, [*self.outputs.items()])
@@ -115,7 +105,6 @@ class EndedUnits:
         return self._tasks_and_loops(result for _, result in self.loops())
 
     def shown_of_completed(self) -> list[KeyedOutput]:
-        """Return the outputs of plain tasks and of the loops that did not fail."""
         failed = {failure.unit for failure in self.failures}  # a cap may fail a loop that has a reason (S-LOOP-61)
         return self._tasks_and_loops(
             result for _, result in self.loops() if result.termination_reason is not None and result.unit not in failed
@@ -134,7 +123,7 @@ class EndedUnits:
         loops = [unit for unit in self.plan.units if unit.key in by_key and isinstance(unit, LoopUnit)]
         places: dict[str, int] = {}
         for place, key in reversed([*enumerate(tasks)]):
-            context = self.nodes[key].context if key in self.nodes else ()  # the recorded plan may be damaged
+            context = self.nodes[key].context if key in self.nodes else ()
             places.update(dict.fromkeys(context, place))
         last = {loop.key: place for place, loop in enumerate(loops, start=len(tasks))}
         waits_for = {loop.key: loop.context for loop in loops}
@@ -146,7 +135,6 @@ class EndedUnits:
         return [each for _, key in placed for each in self.shown_of(by_key[key])]
 
     def shown_of(self, path: str) -> list[KeyedOutput]:
-        """Return the visible outputs of a task's instance or of a loop's path."""
         if "#" in path.rpartition("/")[2]:
             output = self.outputs.get(path)
             return [] if output is None else [KeyedOutput(node_key(path), output)]
@@ -157,7 +145,7 @@ class EndedUnits:
         if not isinstance(unit, LoopUnit):
             return []
         shown: list[KeyedOutput] = []
-        for instances in list_shown(unit, result.iterations):  # in body order
+        for instances in list_shown(unit, result.iterations):
             outputs = [self.outputs[name] for name in instances if name in self.outputs]
             if outputs and unit.output_mode == "all_iterations":
                 outputs = [join_iterations(outputs)]
@@ -178,20 +166,15 @@ class EndedUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredicateAnswer:
-    """An answer of the user's code after an iteration or a step."""
-
-    #: `loop:refine#1`, `graph:triage#4`
-    path: str
-    #: position of the edge in its graph; None for the predicate of a loop
-    edge: int | None
-    #: None if it raised
-    answer: bool | None
+    path: str  # `loop:refine#1`, `graph:triage#4`
+    edge: int | None  # position in its graph; None for the predicate of a loop
+    answer: bool | None  # None if it raised
     at: float
     error: str = ""
 
 
 def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, TaskOutput]) -> EndedUnits:
-    """Return the results of the units of a recorded plan, even if they had not ended when the record did."""
+    """Return the results of a recorded plan's units, even if they had not ended when the record did."""
     from ensemble_ray.schedule.nested import NestedSource  # with the machines of all units
 
     replayed = ReplayedSource(plan)
@@ -204,7 +187,6 @@ def ended_units(plan: Plan, stimuli: RecordedStimuli, outputs: Mapping[str, Task
 
 
 def verdicts_of(groups: Sequence[Sequence[Stimulus]]) -> Iterator[PredicateAnswer]:
-    """Return the recorded answers of predicates and conditions, in order."""
     for stimulus in (each for group in groups for each in group):
         if not isinstance(stimulus, Evaluated):
             continue

@@ -21,20 +21,17 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned, ExitRecorded)
-#: Number of calls that are listed; all of them are counted.
-_MOST_SHOWN = 20
+_MOST_SHOWN = 20  # Calls that are listed; all of them are counted.
 _TITLE = 72
 
 
 class UnknownOutcomes:
     def __init__(self) -> None:
-        #: intents without a result, by name; as many as were in progress when processes ended, or are now
-        self._open: dict[str, ToolIntended] = {}
+        self._open: dict[str, ToolIntended] = {}  # intents without a result, by name
         self._settled: Counter[str] = Counter()
         self._shown: dict[str, str] = {}
 
     def apply(self, fact: Fact) -> None:
-        """Apply the next fact; kinds outside of `UNKNOWN_KINDS` are ignored."""
         match fact.data:
             case ToolIntended() as intent:
                 self._open[fact.name] = intent
@@ -54,7 +51,6 @@ class UnknownOutcomes:
         return self._settled + Counter(key for key in map(_key_of, self._open) if is_over(key))
 
     def describe(self, is_over: Callable[[str], bool]) -> dict[str, str]:
-        """Return the first calls by name: tool, arguments and known result."""
         shown = dict(self._shown)
         for name, asked in self._open.items():
             if len(shown) < _MOST_SHOWN and is_over(_key_of(name)):
@@ -92,7 +88,6 @@ async def read_begun_work(store: RunStore, run_id: str) -> dict[str, Fact[ToolIn
 
 
 def _key_of(name: str) -> str:
-    """Return the key of the task that made a call, directly or by delegation."""
     return task_instance(name).rpartition("#")[0]
 
 

@@ -1,6 +1,6 @@
 """The actions and the result of one execution of a task: a reader of a history with details. Pure.
 
-It never imports a class that the record names: records are data.
+It never imports a class that the record names.
 """
 
 from __future__ import annotations
@@ -59,28 +59,18 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=FactData)
 
 _OUTCOMES = get_args(CallOutcome)
-#: Result in a trace of a tool call that has no recorded result.
-NO_RESULT = "No result was recorded: the run ended during this call"
+NO_RESULT = "No result was recorded: the run ended during this call"  # of a tool call in a trace
 #: Response in a trace of a delegation that has no recorded result.
 _NO_WORKER = "No result was recorded: the run ended during this delegation"
 #: Facts of turns. Recalled memory and directives are in the prompts.
 _TURNS: Sequence[type[FactData]] = (ModelAnswered, ToolIntended, ToolReturned, DelegationDecided, OutcomeDecided)
 _SHOWN = (*_TURNS, ReviewRequested, ReviewDecided)
 _NO_ANSWER = ModelAnswered(request_digest="", started_at=0.0, latency_s=0.0, text=None)
-#: Ends of the names of calls that are not turns of a model.
-_WHOLE = ("/handler", "/runner")
+_WHOLE = ("/handler", "/runner")  # Ends of the names of calls that are not turns of a model.
 
 
 class RecordedWork:
-    """The actions and the result of one execution.
-
-    Attributes:
-        output: Its newest output, or the output's data; None if it has no output.
-        failure: Its newest failure; None if it did not fail. The output counts if it has both.
-    """
-
     def __init__(self, history: RunHistory, instance: str, failure: Fact[FailureRecorded] | None = None) -> None:
-        """Read the work of an instance; `failure` replaces a failure that the history does not contain."""
         self.instance = instance
         self._history = history
         self._facts: Sequence[Fact] = history.work.get(instance, ())
@@ -110,7 +100,6 @@ class RecordedWork:
 
     @cached_property
     def is_recorded(self) -> bool:
-        """Whether the record contains any action of the task."""
         return not (self.is_unfinished and self._by_kind.keys().isdisjoint(_SHOWN))
 
     @property
@@ -127,7 +116,6 @@ class RecordedWork:
 
     @property
     def last_at(self) -> float:
-        """Time of the last fact of the execution and of its workers."""
         own = max((fact.at for fact in self._facts if not isinstance(fact.data, StimulusRecorded)), default=0.0)
         return max([own, *(worker.last_at for worker in self._workers.values())])
 
@@ -149,7 +137,6 @@ class RecordedWork:
         return output if output.trace is None else output.model_copy(update={"trace": self._placed(output.trace)})
 
     def summary(self) -> TaskOutput | None:
-        """Return the recorded output without its trace, which is large."""
         if self.output is None or isinstance(self.output, TaskOutput):
             return self.output
         return typed_output({**self.output, "trace": None})
@@ -176,7 +163,6 @@ class RecordedWork:
         return trace if node is None or node.level is None else place_trace(trace, node.node_type, node.level)
 
     def recorded_trace(self) -> TaskTrace | None:
-        """Return the trace that is recorded with its output or failure, or None if it has neither."""
         trace: object
         if self.failure is not None and self.output is None:
             trace = self.failure.data.trace
@@ -194,7 +180,7 @@ class RecordedWork:
         return [each.trace(state) for each in self._workers.values()] if self._is_manager else []
 
     def failed_delegations(self) -> tuple[TaskTrace, ...]:
-        """Return the traces of a manager's failed workers (S-TRC-43); traces of other workers are in its own trace."""
+        """Return the traces of a manager's failed workers (S-TRC-43); those of other workers are in its own trace."""
         failed = (each for each in self._workers.values() if each.has_failed) if self._is_manager else ()
         return tuple(each.trace(RunState.FAILED.value) for each in failed)
 
@@ -204,7 +190,6 @@ class RecordedWork:
 
     @property
     def _node(self) -> Node | None:
-        """Its node in the plan; for delegated work, an equivalent node."""
         execution = self._history.executions.get(self.instance)
         if execution is None or execution.kind != "delegation":
             return self._history.nodes.get(self.key)
@@ -267,10 +252,9 @@ class RecordedWork:
         last = next((each for each in calls if isinstance(each, ToolIntended | ToolReturned)), None)
         if isinstance(last, ToolReturned):
             return last.is_unknown
-        return not self._has_exited  # it exited by requesting the end of the run
+        return not self._has_exited
 
     def _reviews(self) -> list[Mapping[str, object]]:
-        """Return its gates in the order of their requests, as entries of a trace."""
         asked = {fact.name: fact for fact in self._all(ReviewRequested)}
         decided = {fact.name: fact for fact in self._all(ReviewDecided)}
         return [
@@ -293,7 +277,6 @@ class RecordedWork:
 
     @cached_property
     def _attempts(self) -> Sequence[tuple[Fact[DelegationDecided], ToolReturned | None]]:
-        """Delegation decisions and their results, in the order of the calls."""
         decisions = self._calls(DelegationDecided)
         results = self._calls(ToolReturned) if decisions else {}
         found = ((decisions[place], results.get(place)) for place in sorted(decisions))
@@ -301,7 +284,6 @@ class RecordedWork:
 
     @cached_property
     def _workers(self) -> Mapping[str, RecordedWork]:
-        """The delegated work that has any recorded fact, by the name of the call."""
         names = (decision.name for decision, _ in self._attempts)
         workers = {name: RecordedWork(self._history, delegated_instance(name)) for name in names}
         return {name: worker for name, worker in workers.items() if worker.is_recorded}
@@ -310,6 +292,7 @@ class RecordedWork:
         answers = {_place_of(fact)[0]: fact for fact in self._all(ModelAnswered)}
         intents, results = self._calls(ToolIntended), self._calls(ToolReturned)
         decisions, delegations = self._calls(OutcomeDecided), self._calls(DelegationDecided)
+        exits = {each.data.call: each for each in self._all(ExitRecorded)}
         turns: dict[int, set[int]] = {turn: set() for turn in (*answers, *(turn for turn, _ in decisions))}
         for turn, number in (*intents, *results, *delegations):
             turns.setdefault(turn, set()).add(number)
@@ -330,20 +313,16 @@ class RecordedWork:
                     continue
                 asked = intent or delegations.get(place)
                 began = at if asked is None else asked.at
-                effect.tools.append(self._open_tool(call, intent, began, decisions.get(place)))
+                if intent is not None and (exited := exits.get(intent.name)) is not None:
+                    text, took_s = describe_exit(exited.data.text), exited.at - began
+                    tool = ToolEffect(call=call, outcome="success", text=text, started_at=began, duration_s=took_s)
+                else:
+                    decided = decisions.get(place)
+                    text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.data.answer}"
+                    tool = ToolEffect(call=call, outcome="unknown", text=text, started_at=began, duration_s=0.0)
+                effect.tools.append(tool)
             models.append(effect)
         return models
-
-    def _open_tool(
-        self, call: ToolCall, intent: Fact[ToolIntended] | None, began: float, decided: Fact[OutcomeDecided] | None
-    ) -> ToolEffect:
-        """Return a call without a result: it requested the end of the run, or its outcome is unknown."""
-        exits = {each.data.call: each for each in self._all(ExitRecorded)} if intent is not None else {}
-        if intent is not None and (exited := exits.get(intent.name)) is not None:
-            text, took_s = describe_exit(exited.data.text), exited.at - began
-            return ToolEffect(call=call, outcome="success", text=text, started_at=began, duration_s=took_s)
-        text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.data.answer}"
-        return ToolEffect(call=call, outcome="unknown", text=text, started_at=began, duration_s=0.0)
 
     def _delegation(
         self, decision: Fact[DelegationDecided], result: ToolReturned | None, state: str, *, is_nested: bool
@@ -406,7 +385,7 @@ def _result_of(
 ) -> tuple[str, tuple[str, ...], float]:
     """Return the text for the model, the errors, and the duration, s."""
     text, duration_s = ("", 0.0) if result is None else (result.text, result.duration_s)
-    if decision.worker is None:  # no worker was called, whether or not the model has received the refusal
+    if decision.worker is None:
         reason, hint = decision.refusal or ("", "")
         return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), duration_s
     if result is not None:

@@ -95,12 +95,11 @@ async def adecide(
 class PendingReview:
     review: OpenReview
     run: RecordedRun
-    #: reason why the gate cannot be decided although it is open; None: it can
-    obstacle: Obstacle | None
+    obstacle: Obstacle | None  # why the gate cannot be decided although it is open
 
 
 async def find_pending(store: RunStore) -> list[PendingReview]:
-    """Return the open gates of all runs of a store, oldest first."""
+    """Return the open gates of all runs, oldest first."""
     found: list[PendingReview] = []
     for run, facts in await store.gates():
         gates = (gate for gate in fold_gates(facts) if gate.is_open)
@@ -109,7 +108,7 @@ async def find_pending(store: RunStore) -> list[PendingReview]:
 
 
 async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
-    """Return the waiting runs that have all their decisions and can resume, oldest first."""
+    """Return the waiting runs that have all decisions and can resume, oldest first."""
     return [
         run
         for run, facts in await store.gates()
@@ -118,7 +117,7 @@ async def find_decided_runs(store: RunStore) -> list[RecordedRun]:
 
 
 async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[RecordedRun, Gate]:
-    """Return a run and one of its gates, open or decided; a prefix of its id selects a gate if it is unique."""
+    """Return a run and one of its gates, open or decided, by a unique prefix of the gate's id."""
     run = await store.find(run_id)
     return run, _choose(run, fold_gates(await store.gates_of(run.run_id)), gate_id)
 
@@ -126,18 +125,25 @@ async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[Recorde
 async def record_decision(
     store: RunStore, run_id: str, gate_id: str, decision: ReviewDecision, *, by: str | None, comment: str | None
 ) -> tuple[RecordedRun, Gate]:
-    """Record a decision; see `decide`. Return the run after the decision, and the gate."""
+    """Record a decision (see `decide`). Return the run after it, and the gate."""
     if not isinstance(decision, Continue | Edit | ExitEarly):
         raise ValidationError(
             f"decision must be a ReviewDecision, got: {type(decision).__name__}. Use "
             "ReviewDecision.continue_execution(), .edit(text) or .exit_early()"
         )
     run, gate = await find_gate(store, run_id, gate_id)
-    answer = ReviewAnswer(decision=decision, by=by or _this_user())
+    if not by:
+        try:
+            by = getpass.getuser()
+        except (KeyError, OSError, ImportError):  # a container's user may have no name
+            by = f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"
+    answer = ReviewAnswer(decision=decision, by=by)
     data = ReviewDecided.of(answer, comment=comment or "", outside=True)
     obstacle = _obstacle(run, gate)
     if obstacle is None and run.state.is_final:
-        raise ValidationError(f"Run '{run.run_id}' has ended: it is {run.state.value}, and its gates wait for nobody")
+        raise ValidationError(
+            f"Run '{run.run_id}' has ended: it is {run.state.value}, and its gates accept no decision"
+        )
     if obstacle is None and (refused := await store.decide(run.run_id, gate.asked.name, data)) is not None:
         gate, obstacle = refused
     if obstacle is not None:
@@ -171,7 +177,6 @@ def _obstacle(run: RecordedRun, gate: Gate) -> Obstacle | None:
 
 
 def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
-    """Return the gate with this id, or the only gate with this id prefix."""
     found = [gate for gate in gates if gate_id and gate.gate_id.startswith(gate_id)]
     exact = [gate for gate in found if gate.gate_id == gate_id]
     if exact or len(found) == 1:
@@ -180,8 +185,10 @@ def _choose(run: RecordedRun, gates: Sequence[Gate], gate_id: str) -> Gate:
         shown = ", ".join(gate.gate_id for gate in found[:_SHOWN_GATES])
         raise ValidationError(f"Several gates of run '{run.run_id}' begin with '{gate_id}': [{shown}]")
     waiting = [gate.gate_id for gate in gates if gate.is_open][:_SHOWN_GATES]
-    known = f"Those that wait: [{', '.join(waiting)}]" if waiting else "None of its gates waits"
-    raise ValidationError(f"Run '{run.run_id}' has no gate '{gate_id}'. {known}. All that wait: ensemble-ray reviews")
+    known = f"Open gates: [{', '.join(waiting)}]" if waiting else "It has no open gate"
+    raise ValidationError(
+        f"Run '{run.run_id}' has no gate '{gate_id}'. {known}. List the open gates of all runs: ensemble-ray reviews"
+    )
 
 
 def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
@@ -208,22 +215,15 @@ def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
                 "decide there. Gates of an ensemble with review_wait='detach' are decided from anywhere"
             )
         case _:
-            return ValidationError(f"{named} waits for nobody: what it was asked for has ended without a decision")
+            return ValidationError(f"{named} accepts no decision: its task or call has ended without one")
 
 
 def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _this_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have no name
-        return f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"
-
-
 async def request_end(store: RunStore, run: RecordedRun) -> None:
-    """Ask the owner of a run to end it, which needs a moment; if the run has no owner, end it here.
+    """Ask the owner of a run to end it, which needs a moment; end a run without an owner here.
 
     Raises:
         ValidationError: the run has ended.
@@ -238,10 +238,10 @@ async def request_end(store: RunStore, run: RecordedRun) -> None:
 
 
 async def end_unowned(store: RunStore, run_id: str) -> None:
-    """Record the end of a run without an owner, unless another process claims the run at this moment."""
+    """Record the end of a run without an owner, unless another process claims it at this moment."""
     try:
         owned = await store.claim(run_id)
-    except RunExistsError:  # another process resumes the run now and will see the request to end it
+    except RunExistsError:  # that process sees the request to end it
         await store.ask_cancel(run_id)
         return
     data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)

@@ -16,7 +16,6 @@ from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, RecordedFork
-from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Persistence
@@ -122,20 +121,17 @@ async def afork(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOffer:
-    """Preview of a fork, made before any fact is written: the work that the new run would reuse and repeat."""
+    """Preview of a fork before any fact is written: the work to reuse and to repeat."""
 
     run_id: str
     from_task: str
     plan: ForkPlan
-    #: descriptions of reused and repeated tasks, by name in the plan; "" for an execution of a unit
-    descriptions: Mapping[str, str]
-    #: changes in the definition of reused tasks
-    differences: Sequence[str]
+    descriptions: Mapping[str, str]  # of reused and repeated tasks, by name in the plan; "" for an execution of a unit
+    differences: Sequence[str]  # changes in the definition of reused tasks
     ensemble: Ensemble
     inputs: Mapping[str, object]
     planned: Planned
-    #: first fact of the forked run; with the options of the new run after the offer is accepted
-    header: PlanRecorded
+    header: PlanRecorded  # first fact of the forked run; with the options of the new run after the offer is accepted
     facts: Sequence[Fact]
     store: RunStore
 
@@ -148,7 +144,7 @@ async def offer_fork(
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
 ) -> ForkOffer:
-    """Return the repeated and reused work of a fork; see `fork`. Calls no model. On the library's loop."""
+    """Return the work that a fork repeats and reuses; see `fork`. Calls no model. On the library's loop."""
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     if (await read_head(store, found.run_id)).is_dynamic:
@@ -167,7 +163,13 @@ async def offer_fork(
     chosen = {**recorded_inputs, **(inputs or {})}
     planned = await plan_again(_as_run(definition, header), chosen, facts)
     with locate_errors(found.location):
-        plan = _plan_fork(planned.plan, header, facts, found.run_id, from_task)
+        before = recorded_plan(header.plan or {})
+        if before.units or planned.plan.units:  # executions name the work
+            plan = plan_unit_fork(before, planned.plan, facts, found.run_id, from_task)
+        else:
+            done = [fact.name for fact in facts if isinstance(fact.data, OutputRecorded)]
+            keys = {node_key(each) for each in done if delegating_call(each) is None}
+            plan = plan_fork(planned.plan, keys, from_task)
     if inputs:
         recorded = resolve_tasks(definition, {**chosen, **recorded_inputs})
         _check_inputs(found.run_id, plan.keys, recorded, resolve_tasks(definition, chosen))
@@ -191,15 +193,6 @@ async def offer_fork(
         facts=facts,
         store=store,
     )
-
-
-def _plan_fork(plan: Plan, header: PlanRecorded, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
-    """Divide the record into reused and repeated work. In a plan with units, executions name the work."""
-    before = recorded_plan(header.plan or {})
-    if before.units or plan.units:
-        return plan_unit_fork(before, plan, facts, run_id, name)
-    done = (fact.name for fact in facts if isinstance(fact.data, OutputRecorded))
-    return plan_fork(plan, {node_key(each) for each in done if delegating_call(each) is None}, name)
 
 
 async def accept_fork(
@@ -239,17 +232,15 @@ async def accept_fork(
     definition = offer.ensemble
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
-    # `start_resumed` may allow changes: the checks above have judged them.
+    # The checks above have judged the changes.
     return await start_resumed(chosen, definition, runtime=runtime, allow_changes=True)
 
 
 async def _accept(offered: Awaitable[ForkOffer], **choices: Any) -> Run | MapReduceRun:
-    """Wait for an offer and accept it with these choices of the caller."""
     return await accept_fork(await offered, **choices)
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:
-    """Write the first facts of the new run's record, as for an interrupted run."""
     source, now = offer.ensemble.source, time.time()
     recorded, definition = offer.header, _as_run(offer.ensemble, offer.header)
     header = replace(
@@ -286,7 +277,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
 async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[Planned, list[Fact]]:
     """Return the plan with the agents of the new run, and the answers of new calls that created agents.
 
-    Agents are created before the plan is recorded: a process that resumes the fork must find the same definition.
+    They are created before the plan is recorded: a process that resumes the fork must find the same definition.
     """
     definition = _as_run(offer.ensemble, offer.header)
     answers: list[Fact] = []
@@ -316,7 +307,7 @@ def _check(found: RecordedRun, header: PlanRecorded) -> None:
 
 
 def _as_run(definition: Ensemble, header: PlanRecorded) -> Ensemble:
-    """Return the definition with the options of the forked run, which apply to the new run too."""
+    """Return the definition with the options of the forked run."""
     return definition.with_options(recorded_options(header))
 
 

@@ -47,11 +47,10 @@ if TYPE_CHECKING:
 async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, definition: Runnable) -> None:
     """Refuse to repeat a call of a handler or runner with an unknown outcome, unless the definition sets a policy.
 
-    Runs that create tasks dynamically are exempt: they leave out or retry their failed items.
+    Dynamic runs are exempt: they leave out or retry their failed items.
 
     Raises:
         ValidationError: there is such a call.
-        RecordError: the record is damaged.
     """
     if head.is_dynamic or not head.header.plan or definition.on_unknown != OnUnknown.TELL_MODEL:
         return
@@ -68,11 +67,9 @@ async def check_outcomes(store: RunStore, found: RecordedRun, head: RunHead, def
 
 
 _log = bounded_logger(__name__)
-#: Time that processes of a local cluster may survive a killed driver, s; measured: 4 to 10.
-_ENDING_S = 15.0
+_ENDING_S = 15.0  # How long processes of a local cluster may survive a killed driver, s; measured: 4 to 10.
 _LOOK_S = 0.2
-#: Timeout for a connection to the head of a cluster on this machine, s.
-_ANSWER_S = 2.0
+_ANSWER_S = 2.0  # Timeout for a connection to a cluster's head on this machine, s.
 
 
 def resume(
@@ -160,7 +157,7 @@ async def start_resumed(
 
     Without a caller, a task with an unknown outcome fails, because no process can choose (S-DUR-25, S-DUR-145).
     """
-    # The store address depends on the kind of runtime only if a runtime was created by hand.
+    # The address depends on the runtime only if a runtime was created by hand.
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     if allow_loss:
@@ -191,7 +188,12 @@ async def start_resumed(
             f"Run '{found.run_id}' cannot resume with durability 'off', which has no record: use 'effects' or 'run'"
         )
     if not is_completed:
-        await _check_models(store, found.run_id, again)
+        for each in await read_switches(store, found.run_id):
+            if each.model is not None and each.model not in again.models:  # S-CTL-12
+                raise ValidationError(
+                    f"A user switched run '{found.run_id}' to the model '{each.model}', which the ensemble does not have "
+                    f"any more. Known: [{', '.join(sorted(again.models))}]"
+                )
         if has_caller:
             await check_outcomes(store, found, head, again)
     return definition.begin(
@@ -214,25 +216,14 @@ async def start_resumed(
     )
 
 
-async def _check_models(store: RunStore, run_id: str, definition: Runnable) -> None:
-    """Refuse a definition that lacks a model to which the run was switched (S-CTL-12)."""
-    for each in await read_switches(store, run_id):
-        if each.model is not None and each.model not in definition.models:
-            raise ValidationError(
-                f"Run '{run_id}' was told to ask the model '{each.model}', which the ensemble does not have any more. "
-                f"Known: [{', '.join(sorted(definition.models))}]"
-            )
-
-
 def _budget(definition: Runnable) -> RunBudget | None:
     return RunBudget.of(definition.max_tokens, definition.max_cost)
 
 
 async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: bool) -> RecordedRun:
-    """Wait some seconds for the processes of a cluster that lost its driver to end, then return the run's new state.
+    """Wait for the processes of a cluster that lost its driver to end, and return the run's new state.
 
-    If the cluster answers, the run is returned without waiting. Exception: a run with gates in its record is always
-    waited for, because its scheduler may just have resumed it.
+    Does not wait if the cluster answers, except for a run with gates: its scheduler may just have resumed it.
     """
     if not found.state.is_active or take_over:
         return found
@@ -250,11 +241,11 @@ async def _wait_while_ending(store: RunStore, found: RecordedRun, *, take_over: 
 
 
 async def _is_cluster_there(found: RecordedRun) -> bool:
-    """Return whether the owner's cluster is on this machine and answers. Its head ends before its processes."""
+    """Whether the owner's cluster is on this machine and answers. Its head ends before its processes."""
     owner = found.owner_process
     if owner is None or owner[1] != socket.gethostname():
         return False
-    from ensemble_ray.process.private_files import find_cluster  # rarely needed: most resumed runs are not active
+    from ensemble_ray.process.private_files import find_cluster  # rarely needed
 
     cluster = await threads.run(find_cluster, owner[0])
     if cluster is None:
@@ -270,7 +261,7 @@ async def _is_cluster_there(found: RecordedRun) -> bool:
 
 
 def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = False, fork: str = "") -> None:
-    """Refuse runs that cannot resume, and name alternatives; `fork` is advice on how to fork a failed run.
+    """Refuse runs that cannot resume, and name alternatives; `fork` is advice for a failed run.
 
     Raises:
         ValidationError: it failed.
@@ -291,7 +282,7 @@ def check_resumable(found: RecordedRun, head: RunHead, *, take_over: bool = Fals
         )
     if head.header.is_empty:
         raise RecordError(
-            f"Run '{run_id}' recorded no plan in {found.location}: it never began. Run it anew", found.location
+            f"Run '{run_id}' recorded no plan in {found.location}: it never began. Run it again", found.location
         )
 
 
@@ -307,11 +298,7 @@ def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
 
 
 def planned_form(definition: Runnable) -> Ensemble:
-    """Return the definition as one with a plan.
-
-    Raises:
-        ValidationError: the definition creates its tasks while it runs.
-    """
+    """Return the definition as one with a plan; a `ValidationError` refuses dynamic definitions."""
     planned = find_planned_form(definition)
     if planned is None:
         raise ValidationError(
@@ -361,18 +348,13 @@ async def plan_again(
 
 
 class _Answers:
-    """A model that returns recorded answers in order and sends no request."""
+    """A model that returns recorded answers in order; without one, a `ValidationError`."""
 
     def __init__(self, name: str, facts: Sequence[Fact[ModelAnswered]]) -> None:
         self._name = name
         self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Return the next recorded answer.
-
-        Raises:
-            ValidationError: there is none.
-        """
         del messages, tools
         fact = next(self._facts, None)
         if fact is None:

@@ -76,7 +76,7 @@ async def test_a_run_that_is_resumed_keeps_the_choice(tmp_path: Path) -> None:
     await run.aswitch_model("large", given_by="Ann")
     await run.acancel()
     await run.aresult()
-    with pytest.raises(ValidationError, match=r"told to ask the model 'large', .* Known: \[small\]"):
+    with pytest.raises(ValidationError, match=r"switched run .* to the model 'large', .* Known: \[small\]"):
         await aresume("run", written("done", models={"small": saying("small")}), runtime=home)
     resumed = await aresume("run", written("done", models={"large": saying("large")}), runtime=home)
     assert [each.raw for each in resumed.task_outputs] == ["large", "large"]

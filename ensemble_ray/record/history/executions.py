@@ -1,8 +1,8 @@
 """The executions of one run as a tree. The states of loops, phases and graphs follow from their members.
 
 An execution of a unit is completed when its round is announced, when the next execution begins, or when all its members
-are completed. A loop is completed when its predicate holds or its cap is reached, a graph when it is routed to its end,
-and a phase when an attempt is completed and no other follows. The end of the run decides in the end.
+are completed. A loop ends with its predicate or cap, a graph with its route to the end, a phase with a completed attempt
+that no other follows.
 """
 
 from __future__ import annotations
@@ -53,33 +53,23 @@ class RecordedExecution:
 
     id: str
     kind: ExecutionKind
-    #: key of its task or unit in the plan; None if it is in no plan
-    node: str | None = None
-    #: the unit, the execution of a unit, or the delegating task that it is part of
-    parent: RecordedExecution | None = None
+    node: str | None = None  # key in the plan; None if it is in no plan
+    parent: RecordedExecution | None = None  # the unit, its execution, or the delegating task that it is part of
     agent: str = ""
-    #: 1-based for an execution of a unit; 0-based within the level for an item or a reduce
-    number: int | None = None
-    #: in the tree of a map-reduce
-    level: int | None = None
-    #: description of delegated work, or name of a graph's state for its step
-    label: str = ""
+    number: int | None = None  # 1-based for an execution of a unit; 0-based within the level for an item or a reduce
+    level: int | None = None  # in the tree of a map-reduce
+    label: str = ""  # description of delegated work, or a graph's state
     status: ExecutionStatus = "pending"
     attempts: int = 0
     epoch: int | None = None
-    #: whether a change reported its start, or the end of an execution of a unit
-    is_announced: bool = False
+    is_announced: bool = False  # whether a change reported its start, or the end of an execution of a unit
     wanted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    #: one line
-    error: str | None = None
+    error: str | None = None  # one line
     requested: tuple[ToolCall, ...] = ()
-    #: calls without a result, by name; None if there are none
     open_calls: dict[str, ToolIntended] | None = None
-    #: open review gates, by name; None if there are none
     gates: dict[str, Fact[ReviewRequested]] | None = None
-    #: executions of a unit, or members of an execution of a unit; None if none has begun
     children: dict[str, RecordedExecution] | None = None
     changed: int = 0
     version: int = 0
@@ -91,17 +81,15 @@ class RecordedExecution:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has ended; it may still start again when the run is resumed."""
+        """It may start again when the run is resumed."""
         return self.status in _ENDS
 
     @property
     def has_result(self) -> bool:
-        """Whether it completed, failed or ended the run."""
         return self.status in _RESULTS
 
     @property
     def task(self) -> RecordedExecution:
-        """The task of the plan that it belongs to, at any depth of delegation."""
         found = self
         while found.kind == "delegation" and found.parent is not None:
             found = found.parent
@@ -140,7 +128,6 @@ class RecordedExecution:
         self.open_calls[name] = intent
 
     def close_call(self, name: str) -> ToolIntended | None:
-        """Note a call that ended and return its intent, or None if it had none."""
         if self.open_calls is None:
             return None
         intent = self.open_calls.pop(name, None)
@@ -155,7 +142,6 @@ class RecordedExecution:
         self.status = "waiting"
 
     def close_gate(self, name: str) -> Fact[ReviewRequested] | None:
-        """Note a decision at a gate and return its request, or None if no such gate was open."""
         asked = None if self.gates is None else self.gates.pop(name, None)
         if not self.gates:
             self.gates = None
@@ -168,7 +154,7 @@ class RecordedExecution:
         self.error = None if error is None else str(one_line(error, _ERROR))
 
     def close(self, status: ExecutionStatus, at: float | None) -> None:
-        """Set the status of a unit or of an execution of one; the time is used only if the status is an end."""
+        """Set the status of a unit or of its execution; the time is used only if the status is an end."""
         self.status = status
         self.ended_at = at if status in _ENDS else None
 
@@ -178,7 +164,6 @@ class RecordedExecution:
 
 
 _END_STATE = "__END__"
-#: Kinds of units and of their executions, by the beginning of their keys.
 _UNITS: Mapping[str, tuple[ExecutionKind, ExecutionKind]] = {
     "loop": ("loop", "iteration"),
     "phase": ("phase", "attempt"),
@@ -191,9 +176,8 @@ class ExecutionTree:
     """The executions of one run, in the order in which they became known.
 
     Attributes:
-        found: Executions by instance; units by their path without an occurrence.
+        found: By instance; units by their path without an occurrence.
         left_out: Hashes of the instances beyond the limit.
-        seq: Position of the last fact.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -205,7 +189,6 @@ class ExecutionTree:
         self._limit = limit
         self._is_dynamic = False
         self._is_hierarchical = False
-        #: levels of groups of a dynamic run, by key
         self._levels: dict[str, int] = {}
 
     # Executions.
@@ -227,7 +210,7 @@ class ExecutionTree:
                 self._store(self._make(key))
 
     def get(self, instance: str) -> RecordedExecution:
-        """Return an execution, or a unit by its path. A new one is added together with all its parents."""
+        """Return an execution, or a unit by its path. A new one is added with all its parents."""
         found = self.found.get(instance)
         if found is not None:
             return found
@@ -239,22 +222,28 @@ class ExecutionTree:
         made.parent = None if path is None else self.get(path)
         self._store(made)
         if made.parent is not None and made.parent.kind == "state":
-            made.parent.label = self._state_name(made, made.parent) or made.parent.label
+            unit = self.units.get(node_key(made.parent.id))
+            key = node_key(made.id) or made.id.rpartition("/")[2]
+            states = unit.states if isinstance(unit, GraphUnit) else ()
+            made.parent.label = next((state.name for state in states if state.member == key), "") or made.parent.label
         return made
 
     def add_group(self, instance: str, level: int) -> RecordedExecution:
-        """Return the execution of a reduce of a dynamic run."""
         self._levels[node_key(instance)] = level
         return self.get(instance)
 
     def mark(self, execution: RecordedExecution) -> None:
-        """Note that an execution changed, and update all its parents."""
         execution.touch(self.seq)
         parent = execution.parent
         if parent is not None:
             if not parent.is_unit:
                 parent.touch(execution.changed)
-            elif not _is_running_on(parent, execution):
+            elif (
+                execution.status != "running"
+                or parent.status != "running"
+                or (execution.started_at or 0.0) < (parent.started_at or 0.0)
+                or execution.id not in (parent.children or ())
+            ):  # otherwise a known member runs in a unit that runs, as after most facts
                 self._member_changed(parent, execution)
 
     def _store(self, execution: RecordedExecution) -> None:
@@ -297,7 +286,6 @@ class ExecutionTree:
         return RecordedExecution(id=instance, kind="reduce" if level else "map", level=level, number=number)
 
     def _kinds_of(self, key: str) -> tuple[ExecutionKind, ExecutionKind] | None:
-        """Return the kinds of a unit of that key and of its executions, or None for a task."""
         if not self._is_dynamic and key not in self.units:
             return None
         kind, colon, _ = key.partition(":")
@@ -311,12 +299,6 @@ class ExecutionTree:
         if "#" in own and self._kinds_of(own.rpartition("#")[0]) is not None:
             return key_of(instance)
         return path or None
-
-    def _state_name(self, member: RecordedExecution, step: RecordedExecution) -> str:
-        unit = self.units.get(node_key(step.id))
-        key = node_key(member.id) or member.id.rpartition("/")[2]
-        states = unit.states if isinstance(unit, GraphUnit) else ()
-        return next((state.name for state in states if state.member == key), "")
 
     # Units.
 
@@ -339,8 +321,14 @@ class ExecutionTree:
                 parent.close("completed", _last_end(parent) or child.ended_at)
         elif child.status != "completed":
             self._follow(parent, child)
-        elif self._is_round_done(parent, siblings):
-            parent.close("completed", _last_end(parent) or child.ended_at)
+        else:
+            unit = self.units.get(node_key(parent.id))
+            wanted = 1 if parent.kind == "state" else 0 if unit is None else len(members_of(unit))
+            # The members are counted only once all of them are known: there may be many.
+            if 0 < wanted <= len(siblings) and wanted <= len(
+                {node_key(name) for name, each in siblings.items() if each.status == "completed"}
+            ):
+                parent.close("completed", _last_end(parent) or child.ended_at)
         if is_new or before != (parent.status, parent.started_at, parent.ended_at, parent.attempts):
             self.mark(parent)
 
@@ -349,17 +337,9 @@ class ExecutionTree:
         if child.status in {"running", "waiting", "failed", "exited"}:
             parent.close(child.status, child.ended_at)
 
-    def _is_round_done(self, parent: RecordedExecution, members: Mapping[str, RecordedExecution]) -> bool:
-        unit = self.units.get(node_key(parent.id))
-        wanted = 1 if parent.kind == "state" else 0 if unit is None else len(members_of(unit))
-        if not 0 < wanted <= len(members):
-            return False
-        done = {node_key(name) for name, each in members.items() if each.status == "completed"}
-        return len(done) >= wanted
-
     def _close_earlier(self, unit: RecordedExecution, child: RecordedExecution) -> None:
         """Complete the earlier executions of a unit; before a new phase, also the phases that it waited for."""
-        if unit.kind == "graph":  # branches of a graph run side by side
+        if unit.kind == "graph":
             return
         for earlier in reversed((unit.children or {}).values()):
             if earlier is child:
@@ -376,7 +356,6 @@ class ExecutionTree:
                     _close_rounds(before, "completed", child.started_at, child.changed)
 
     def end_round(self, what: IterationEnded | StepEnded, at: float) -> RecordedExecution:
-        """Note the end of an iteration or of a graph's step and return it."""
         number = what.iteration if isinstance(what, IterationEnded) else what.step
         found = self.get(instance_of(what.unit, occurrence=number - 1))
         found.close("completed", at)
@@ -395,7 +374,6 @@ class ExecutionTree:
         self.mark(found)
 
     def end_units(self, end: End, at: float) -> None:
-        """Apply the results of units in the source's last instruction."""
         failed = {each.unit: each for each in end.unit_failures}
         for result in end.units:
             unit = self.found.get(result.unit)
@@ -412,7 +390,7 @@ class ExecutionTree:
             self.mark(unit)
 
     def close(self, begun: ExecutionStatus, pending: ExecutionStatus, at: float) -> None:
-        """End all executions: `begun` is the new status of the active ones, `pending` of the others."""
+        """`begun` is the new status of the active executions, `pending` of the others."""
         for each in self.found.values():
             if each.is_ended or each.is_unit:
                 continue
@@ -437,17 +415,7 @@ class ExecutionTree:
             self.mark(unit)
 
 
-def _is_running_on(parent: RecordedExecution, child: RecordedExecution) -> bool:
-    """Return whether a unit and a known member of it run, as after most facts: the unit does not change then."""
-    return (
-        child.status == parent.status == "running"
-        and (child.started_at or 0.0) >= (parent.started_at or 0.0)
-        and child.id in (parent.children or ())
-    )
-
-
 def _close_rounds(unit: RecordedExecution, status: ExecutionStatus, at: float | None, seq: int) -> None:
-    """End a unit and its executions, since an execution that waited for it begins, or the run ends."""
     for each in unit.children.values() if unit.children else ():
         if not each.is_ended:
             each.close(status, _last_end(each) or at)

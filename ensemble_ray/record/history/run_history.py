@@ -1,4 +1,4 @@
-"""RunHistory: the only interpreter of a run's facts, applied one after the other. Readers render it."""
+"""The only interpreter of a run's facts, applied one after the other. Readers render it."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _READ = frozenset({"TaskFailed", "TaskCancelled", "TaskWaiting", "Evaluated"})
 
 
 class RunHistory:
-    """The state of one run, up to the last applied fact. It stores texts of open calls, reviews and delegations only.
+    """The state of one run. It stores texts of open calls, reviews and delegations only.
 
     Attributes:
         executions: By instance, units by their path, in the order of their first facts.
-        plan: The recorded plan; a plan without tasks if the run makes its tasks dynamically.
-        started_at: When the run began, Unix time, s; None if no fact is recorded.
-        end: Its end; None if it has none, was resumed after it, or waits for reviews.
+        plan: A plan without tasks if the run makes its tasks dynamically.
+        started_at: Unix time, s; None if no fact is recorded.
+        end: None if it has none, was resumed after it, or waits for reviews.
         totals: The usage of all executions (S-MET-38).
         work: By instance: all facts of the execution; empty without details.
         ends: Recorded stimuli about executions; empty without details.
@@ -68,11 +68,8 @@ class RunHistory:
     def __init__(self, facts: Iterable[Fact] = (), *, limit: int | None = None, has_details: bool = False) -> None:
         """Apply the facts, in order.
 
-        Args:
-            facts: The first facts.
-            limit: How many executions to store; `left_out` counts the others.
-            has_details: Whether to store the facts of executions. Such a history reads as much as it can of a damaged
-                plan, and does not follow the run's source: it contains only executions with facts.
+        `limit` is the number of executions to store; `left_out` counts the others. With `has_details` the history stores the
+        facts of executions, reads what it can of a damaged plan, and does not follow the run's source.
         """
         self.head = RunHead()
         self.plan = readable_plan(self.head.header)
@@ -84,8 +81,7 @@ class RunHistory:
         self._source: ReplayedSource | None = None
         self._roles: Mapping[str, str] = {}
         self._delegations: dict[str, changes.Delegation] = {}
-        #: executions that a spent budget stopped; they continue when the run is resumed
-        self._exhausted: list[RecordedExecution] = []
+        self._exhausted: list[RecordedExecution] = []  # the budget stopped them; they continue on resume
         self._found: list[Change] = []
         self._has_details = has_details
         self.work: dict[str, list[Fact]] = {}
@@ -96,12 +92,10 @@ class RunHistory:
 
     @property
     def left_out(self) -> int:
-        """How many executions are beyond the limit."""
         return len(self._tree.left_out)
 
     @property
     def has_units(self) -> bool:
-        """Whether the plan has loops, phases or graphs, even if it cannot be read."""
         return bool((self.head.header.plan or {}).get("units"))
 
     @property
@@ -153,7 +147,6 @@ class RunHistory:
             self._tree.close("interrupted", "pending", at)
 
     def role_of(self, decision: Fact[DelegationDecided]) -> str:
-        """Return the role of a worker; if the attempt was refused, of the requested agent as far as it is known."""
         found = self._roles.get(decision.data.worker or "")
         if found is not None:
             return found
@@ -211,7 +204,7 @@ class RunHistory:
     def _end(self, fact: Fact[RunEnded]) -> None:
         state = fact.data.state or RunState.INTERRUPTED
         self.end = None
-        if state is not RunState.WAITING:  # it continues once people have decided
+        if state is not RunState.WAITING:
             self.end = fact
             begun: ExecutionStatus = "interrupted" if state is RunState.INTERRUPTED else "cancelled"
             self._tree.close(begun, "skipped", fact.at)
@@ -226,7 +219,7 @@ class RunHistory:
         match stimulus:
             case Failed(instance=instance):
                 execution = self._tree.get(instance)
-                if not execution.has_result:  # its process died before it recorded the failure
+                if not execution.has_result:
                     reason = stimulus.message or stimulus.error_type
                     self._start(execution, fact)
                     execution.end("failed", at, reason)
@@ -272,7 +265,6 @@ class RunHistory:
             self._found.append(changes.ExecutionStarted(execution, fact))
 
     def _drop(self, instance: str, status: ExecutionStatus, fact: Fact, at: float, reason: str | None = None) -> None:
-        """End a task without a result, unless it has ended."""
         execution = self._tree.get(instance)
         if not execution.is_ended:
             execution.end(status, at, reason)
@@ -291,7 +283,7 @@ class RunHistory:
             return
         execution = self._tree.get(instance)
         task = execution.task if execution.kind == "delegation" else execution
-        if not task.is_announced and rule is not RunHistory._apply_item:  # an item of several tasks is no task itself
+        if not task.is_announced and rule is not RunHistory._apply_item:  # such an item is no task itself
             self._start(task, fact)
         if fact.epoch != execution.epoch:
             execution.dispatch(fact.epoch)
@@ -365,7 +357,7 @@ class RunHistory:
         self._found.append(changes.ExecutionEnded(execution, "completed", fact))
 
     def _apply_failure(self, execution: RecordedExecution, fact: Fact[FailureRecorded]) -> None:
-        if execution.status == "completed":  # the output counts
+        if execution.status == "completed":
             return
         failure = fact.data
         trace = as_mapping(failure.trace)
@@ -382,7 +374,7 @@ class RunHistory:
             execution.end("exited", fact.at)
             self._found.append(changes.ExecutionEnded(execution, "exited", fact))
 
-    #: How facts of an execution change it. Facts of other kinds only show that the execution has begun.
+    #: Facts of other kinds only show that the execution has begun.
     _RULES: ClassVar[Mapping[type[FactData], Callable[..., None]]] = {
         ModelAnswered: _apply_answer,
         SamplingAnswered: _apply_sampling,

@@ -1,7 +1,6 @@
 """Describe a definition as JSON-able data: all that decides a run and is not in its plan (S-DUR-36).
 
-The data is by agent and task key, so that each difference has a path. Default values are omitted, so a thousand plain
-tasks add no data. It never contains keys, URLs, headers or captured values.
+The data is by agent and task key and without defaults. It never contains keys, URLs, headers or captured values.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
-from ensemble_ray.definition.task import ReflectionConfig, Task
+from ensemble_ray.definition.task import Task
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.task_output import full_name
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.planner import Planned
 
 
-#: Library code is identified by its name only: another version of the library is no other definition.
-_OWN = ("ensemble_ray.", "actors.")
+_OWN = ("ensemble_ray.", "actors.")  # Identified by name only: another version of the library is no other definition.
 
 
 def recorded_name(cls: type[object]) -> str:
@@ -61,15 +59,13 @@ def stable_name(name: str) -> str:
     return ".".join(["ensemble_ray", *parts])
 
 
-#: Recorded digits of a hash: enough to distinguish versions of one function.
-_DIGITS = 16
+_DIGITS = 16  # Recorded digits of a hash: enough to distinguish versions of one function.
 _OWN_PACKAGES = ("ensemble_ray", "actors")
-#: Packages of base classes that are not the user's code.
-_FOREIGN = ("builtins", "abc", "typing", "pydantic", "enum", *_OWN_PACKAGES)
+_FOREIGN = ("builtins", "abc", "typing", "pydantic", "enum", *_OWN_PACKAGES)  # no user's code
 
 
 def identity_of(target: object) -> dict[str, object]:
-    """Return name and source hash of a callable: a function, method, partial, class, or object with `__call__`."""
+    """Return name and source hash of a function, method, partial, class, or object with `__call__`."""
     while isinstance(target, functools.partial):
         target = cast("functools.partial[object]", target).func
     if isinstance(target, type):
@@ -84,7 +80,6 @@ def identity_of(target: object) -> dict[str, object]:
 
 
 def class_identity(cls: type[object]) -> dict[str, object]:
-    """Return name and source hash of a class. The hash includes methods inherited from the user's other classes."""
     named: dict[str, object] = {"callable": recorded_name(cls)}
     return named if _is_of(cls.__module__, _OWN_PACKAGES) else {**named, "source": _class_hash(cls)}
 
@@ -109,7 +104,6 @@ def _source_hash(code: CodeType) -> str:
 
 
 def _bytecode(code: CodeType) -> str:
-    """Return a text of a function without available source: its bytecode, names and constants."""
     constants: list[str] = []
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -120,7 +114,7 @@ def _bytecode(code: CodeType) -> str:
 
 
 def _class_hash(cls: type[object]) -> str:
-    """Hash the sources of a class's functions: reading the source of the class would parse its whole file."""
+    """The source of the class itself is not read: that would parse its whole file."""
     cached = _class_hashes.get(cls)
     if cached is not None:
         return cached
@@ -137,14 +131,12 @@ def _class_hash(cls: type[object]) -> str:
     return cached
 
 
-#: The hidden id of a definition: for look-up inside one process, never recorded.
-_HIDDEN = "object_id"
+_HIDDEN = "object_id"  # Hidden id of a definition: for look-up inside one process, never recorded.
 _ABSENT = object()
 _SHOWN = 60
 
 
 def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON form of data without hidden ids."""
     return cast("dict[str, object]", _strip(jsonable(data)))
 
 
@@ -165,7 +157,7 @@ class FieldDifference:
 
 
 def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
-    """Return the differences, one line per field: `nodes.0.description: 'a' -> 'b'`; an empty list if equal."""
+    """Return one line per different field: `nodes.0.description: 'a' -> 'b'`."""
     return [str(each) for each in compare_fields(recorded, current)]
 
 
@@ -234,12 +226,10 @@ _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
 _SECRET_ENDINGS = ("key", "secret", "password", "authorization", "url", "token")
 
-#: Module of rate-limited models; most runs do not need to import it.
 _LIMITED_MODELS = "ensemble_ray.llm.rate_limited"
 
 
 def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """Return the data of a definition in one run, from its final tasks and agents and the other settings."""
     data: dict[str, object] = {
         "agents": {key: _agent(agent) for key, agent in planned.agents.items()},
         "tasks": {key: found for key, task in planned.tasks.items() if (found := _task(task))},
@@ -270,7 +260,6 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
 
 
 def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
-    """Return a run's first fact: plan, definition, inputs, agents, and the digest of plan and definition."""
     plan = planned.plan
     data, described = plan.to_dict(), definition_data(planned, definition)
     return PlanRecorded(
@@ -314,10 +303,9 @@ def _agent(agent: Agent) -> dict[str, object]:
 
 
 def _task(task: Task) -> dict[str, object]:
-    """Return the fields of a task that decide its work; its texts are in the plan."""
     data: dict[str, object] = {} if task.llm is None else {"llm": model_data(task.llm)}
     if task.handler is not None:
-        from ensemble_ray.tools.tool import AgentTool  # runs without tools do not need it
+        from ensemble_ray.tools.tool import AgentTool
 
         data["handler"] = _tool(task.handler) if isinstance(task.handler, AgentTool) else identity_of(task.handler)
         if task.effect is not None:
@@ -331,19 +319,19 @@ def _task(task: Task) -> dict[str, object]:
     if task.memory_scopes:
         data["memory_scopes"] = [scope.to_data() for scope in task.memory_scopes]
     if task.reflection_config is not None:
-        data["reflection"] = _reflection(task.reflection_config)
+        reflection = task.reflection_config
+        data["reflection"] = (
+            {"strategy": identity_of(reflection.strategy)}
+            if reflection.strategy is not None
+            else {}
+            if reflection.model is None
+            else {"llm": model_data(reflection.model)}
+        )
     if task.context_budget is not None:
         data["context_budget"] = task.context_budget
     if task.revision_feedback is not None:
         data["revision"] = [task.revision_feedback, task.prior_attempt_output, task.attempt_number]
     return data
-
-
-def _reflection(config: ReflectionConfig) -> dict[str, object]:
-    """Return the strategy or model of a reflection; empty for the task's own model, which is recorded elsewhere."""
-    if config.strategy is not None:
-        return {"strategy": identity_of(config.strategy)}
-    return {} if config.model is None else {"llm": model_data(config.model)}
 
 
 def _checks(task: Task) -> dict[str, object]:
@@ -358,8 +346,7 @@ def _checks(task: Task) -> dict[str, object]:
 
 
 def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
-    """Return the callables that control a unit; names, caps and modes are in the plan."""
-    from ensemble_ray.definition.graph import Graph, GraphEdge  # plans without units do not need them
+    from ensemble_ray.definition.graph import Graph, GraphEdge
     from ensemble_ray.definition.loop import Loop
 
     if isinstance(unit, Loop):
@@ -375,8 +362,7 @@ def _unit(unit: Loop | Phase | Graph) -> dict[str, object]:
 
 
 def _predicate(until: object) -> dict[str, object]:
-    """Return the identity of a predicate's code; for a built-in one, its parameters."""
-    from ensemble_ray.definition.loop import Until  # plans without units do not need it
+    from ensemble_ray.definition.loop import Until
 
     if not isinstance(until, Until):
         return identity_of(until)
@@ -392,7 +378,7 @@ def _predicate(until: object) -> dict[str, object]:
 
 
 def model_data(model: object) -> dict[str, object]:
-    """Return class, name and options of a model. A rate limit is omitted: it does not change the model's output."""
+    """A rate limit is omitted: it does not change the model's output."""
     behind = model
     while type(behind).__module__ == _LIMITED_MODELS:
         behind = getattr(behind, "delegate", None)
@@ -426,7 +412,6 @@ def _options(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _tools(entries: Sequence[object]) -> dict[str, object]:
-    """Return tools by name, so that a difference names the tool; the order of their names is in the plan."""
     # Runs without tools do not need them.
     from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, marked_functions, tool_mark
 
@@ -447,7 +432,6 @@ def _tools(entries: Sequence[object]) -> dict[str, object]:
 
 
 def _tool(tool: object) -> dict[str, object]:
-    """Return class, description and effect of an `AgentTool`; for a pipeline also its steps."""
     from ensemble_ray.tools.registry import ToolPipeline
     from ensemble_ray.tools.tool import AgentTool
 

@@ -18,11 +18,9 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.definition import digest_of, identity_of, model_data
 from ensemble_ray.values.trace import jsonable
 
-#: Key of the short-circuit's only task, and of the final reduce (S-MR-160).
-DIRECT = "direct"
+DIRECT = "direct"  # Key of the short-circuit's only task, and of the final reduce (S-MR-160).
 FINAL = "final-reduce"
-#: Hexadecimal digits of an item's hash: enough to detect a change, but short, as there may be millions.
-DIGEST_DIGITS = 16
+DIGEST_DIGITS = 16  # Hexadecimal digits of an item's hash: short, as there may be millions.
 _CALLABLES = (
     "map_task",
     "map_agent",
@@ -33,7 +31,7 @@ _CALLABLES = (
     "token_estimator",
     "input_estimator",
 )
-#: Fields that decide the groups and the handling of failures. Limits of speed have no effect on either.
+#: Fields that decide the groups and the handling of failures; limits of speed do not.
 _RULES = (
     "chunk_size",
     "target_token_budget",
@@ -53,12 +51,10 @@ _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 
 
 def is_direct(instance: str) -> bool:
-    """Whether a task processes all items in one call."""
     return instance.startswith(f"{DIRECT}#")
 
 
 def is_of_items(instance: str) -> bool:
-    """Whether a task processes one item or all items, and is no reduce."""
     return instance.startswith("map-") or is_direct(instance)
 
 
@@ -70,11 +66,13 @@ def map_reduce_run_data(
 ) -> PlanRecorded:
     """Return the first fact of a dynamic run (S-DUR-36); `items` describes the source for people."""
     rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
-    described: dict[str, object] = {
-        name: _factory_data(value)
-        for name in _CALLABLES
-        if (value := getattr(definition, name, None)) is not None and value is not str
-    }
+    described: dict[str, object] = {}
+    for name in _CALLABLES:
+        factory = getattr(definition, name, None)
+        if factory is not None and factory is not str:
+            declared = getattr(factory, "declared", None)  # of a factory that is built from data (S-MR-173)
+            data = cast("Mapping[str, object]", declared()) if callable(declared) else {}
+            described[name] = {**identity_of(factory), **data}
     if (model := getattr(definition, "llm", None)) is not None:
         described["llm"] = model_data(model)
     if (budget := getattr(definition, "context_budget", None)) is not None:
@@ -92,13 +90,6 @@ def map_reduce_run_data(
         items=dict(items),
         digest=digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": described}),
     )
-
-
-def _factory_data(factory: object) -> dict[str, object]:
-    """Return the identity of a factory's code, and its data if it is built from data, as in team files (S-MR-173)."""
-    declared = getattr(factory, "declared", None)
-    data: dict[str, object] = identity_of(factory)
-    return {**data, **cast("Mapping[str, object]", declared())} if callable(declared) else data
 
 
 # Work and its keys (S-MR-160).
@@ -130,16 +121,16 @@ class _Unnameable(Exception):  # noqa: N818  no error: the item cannot be compar
 
 
 def item_digest(item: object) -> str:
-    """Return a hash of the JSON text that is equal in all processes; empty if the item cannot be compared (S-MR-162).
+    """Return a hash that is equal in all processes; empty if the item cannot be compared (S-MR-162).
 
-    A value that JSON cannot represent is replaced by its `repr`, unless that contains an address.
+    It is of the JSON text. Values that JSON cannot represent are replaced by their `repr`, unless that has an address.
     """
     try:
         try:
             text = _json_of(item)
         except TypeError:  # keys that JSON cannot represent or sort
             text = _json_of(_with_named_keys(item))
-    except (_Unnameable, TypeError, ValueError, RecursionError):  # a value that contains itself, for example
+    except (_Unnameable, TypeError, ValueError, RecursionError):
         return ""
     return sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
@@ -149,7 +140,6 @@ def _json_of(value: object) -> str:
 
 
 def _with_named_keys(value: object) -> object:
-    """Return the value with lists instead of mappings."""
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
         return sorted(
@@ -161,8 +151,7 @@ def _with_named_keys(value: object) -> object:
 
 
 def _to_named(value: object) -> object:
-    """Convert a value that JSON cannot represent."""
-    if isinstance(value, set | frozenset):  # sorted, because the order differs between processes
+    if isinstance(value, set | frozenset):
         return sorted(_text_of(each) for each in cast("Iterable[object]", value))
     if isinstance(value, pydantic.BaseModel):
         return {"": type(value).__qualname__, **value.__dict__}

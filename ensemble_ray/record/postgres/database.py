@@ -1,4 +1,4 @@
-"""Connect to a PostgreSQL database, create the tables of records, and translate the driver's errors.
+"""Connect to a PostgreSQL database, create its tables, and translate the driver's errors.
 
 No message contains a password. psycopg is imported with the first connection.
 """
@@ -27,16 +27,12 @@ from ensemble_ray.record.stores import resume_advice
 if TYPE_CHECKING:
     import psycopg
 
-#: The driver types rows as tuples of any values.
-Connection: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
-#: Version of these tables; readers refuse a newer one.
-FORMAT = 2
+Connection: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"  # The driver types rows as tuples of any values.
+FORMAT = 2  # Version of these tables; readers refuse a newer one.
 SCHEMA = "ensemble_ray"
-#: Key of the advisory lock for creating the tables: an arbitrary unused number.
-_MAKING = 0x656E73656D626C65
+_MAKING = 0x656E73656D626C65  # Key of the advisory lock for creating the tables: an arbitrary unused number.
 
-#: Data and bodies are text and bytes, not `json`. That type refuses some model outputs, such as numbers beyond its
-#: range and deep nesting, and a record must accept all of them.
+#: Data and bodies are text and bytes: `json` refuses some model outputs, such as large numbers and deep nesting.
 _TABLES = """
 CREATE SCHEMA IF NOT EXISTS ensemble_ray;
 CREATE TABLE ensemble_ray.format (version integer NOT NULL);
@@ -82,10 +78,10 @@ CREATE TABLE ensemble_ray.writers (
     PRIMARY KEY (run_id, writer)
 ) WITH (fillfactor = 70);
 """
-#: Adds a group to a run, and returns the refused entries with the instance and the instance's newest epoch. Returns one
-#: row of nulls if the run does not exist or was created again. An entry is accepted or refused as a whole.
-#: A separate statement acquires the lock, because each statement sees the commits before its own start.
-#: Repeating a call has no effect: a writer numbers its facts, and `writers` contains its last number.
+#: Adds a group to a run. Returns the refused entries with instance and newest epoch, or one row of nulls if the run
+#: does not exist or was created again. An entry is accepted or refused as a whole. A separate statement acquires the
+#: lock, because each statement sees the commits before its own start. Repeating a call has no effect: a writer numbers
+#: its facts, and `writers` contains its last number.
 _FUNCTION = """
 CREATE FUNCTION ensemble_ray.append_facts(
     of_run text, of_begun uuid, by_writer uuid,
@@ -145,7 +141,7 @@ BEGIN
         ON CONFLICT (run_id, writer) DO UPDATE SET written = greatest(w.written, excluded.written);
 END $$;
 """
-#: Reads the catalogue's tables, not `to_regclass`: its cache is not renewed after a wait for a lock.
+#: Not `to_regclass`: its cache is not renewed after a wait for a lock.
 _EXISTS = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -163,8 +159,7 @@ SELECT current_setting('server_encoding'),
 """
 
 
-#: The newest row counts.
-_RAISE_FORMAT = "INSERT INTO ensemble_ray.format VALUES (%s)"
+_RAISE_FORMAT = "INSERT INTO ensemble_ray.format VALUES (%s)"  # The newest row counts.
 
 
 async def has_schema(connection: Connection, location: str) -> int:
@@ -201,9 +196,9 @@ async def flaw_of(connection: Connection) -> str:
 
 
 async def ensure_schema(connection: Connection, location: str) -> None:
-    """Create the tables if they are missing. Several processes may call this concurrently."""
+    """Create missing tables. Several processes may call this concurrently."""
     if version := await has_schema(connection, location):
-        if version < FORMAT:  # earlier versions of this package must not read what is added from now on
+        if version < FORMAT:  # earlier versions must not read what is added from now on
             await connection.execute(_RAISE_FORMAT, [FORMAT])
         return
     cursor = await connection.execute("SELECT current_setting('server_encoding')")
@@ -215,7 +210,7 @@ async def ensure_schema(connection: Connection, location: str) -> None:
         )
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        if await has_schema(connection, location):  # another process created them
+        if await has_schema(connection, location):
             return
         await connection.execute(_TABLES)
         await connection.execute(_FUNCTION)
@@ -225,8 +220,7 @@ async def ensure_schema(connection: Connection, location: str) -> None:
 T = TypeVar("T")
 
 _log = bounded_logger(__name__)
-#: Longest wait for an answer of a connected server, s: a frozen server must not block a run forever.
-_ANSWER_S = 60.0
+_ANSWER_S = 60.0  # Longest wait for a connected server, s: a frozen one must not block a run forever.
 
 
 class Database:
@@ -247,7 +241,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncGenerator[Connection | None]:
-        """Open a connection for reads in one snapshot; yield None if the database has no tables of records."""
+        """Open a connection for reads in one snapshot; yield None if there are no tables of records."""
         with self.translated_errors():
             connection = await self._open()
             try:
@@ -261,7 +255,7 @@ class Database:
                 await connection.close()
 
     async def examine(self) -> int | None:
-        """Return the number of recorded runs; None if the tables do not exist yet. Changes no data."""
+        """Return the number of recorded runs; None without tables. Changes no data."""
         with self.translated_errors():
             connection = await self._open()
             try:

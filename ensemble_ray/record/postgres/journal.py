@@ -28,15 +28,12 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres.database import Connection, Database
 
 
-#: A run's id and the id of its creation: a run that was removed and created again is another run.
-BegunRun = tuple[str, UUID]
+BegunRun = tuple[str, UUID]  # id of a run and of its creation: a run that was created again is another run
 
-#: Largest group, in facts and characters; later entries wait for the next group.
-_MAX_FACTS = 2_000
+_MAX_FACTS = 2_000  # Largest group, in facts and characters.
 _MAX_CHARACTERS = 16_000_000
 
-#: Characters that the database cannot store, and the escape character.
-_UNSTORABLE = re.compile("[\0\\\\\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\0\\\\\ud800-\udfff]")  # what the database cannot store, and the escape
 _ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 
 _APPEND = """
@@ -51,21 +48,15 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """The facts of one `append` call."""
-
     target: BegunRun
     facts: Sequence[Fact]
     epoch: int
-    #: number of its first fact among all facts of its writer, from 1
-    first: int
-    #: resolved at the commit; None: no caller waits
-    waiter: asyncio.Future[None] | None = None
+    first: int  # number of its first fact among all facts of its writer, from 1
+    waiter: asyncio.Future[None] | None = None  # resolved at the commit; None: no caller waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedAppend:
-    """An entry that was refused because of a newer epoch."""
-
     entry: Append
     instance: str
     newest: int
@@ -73,13 +64,10 @@ class RefusedAppend:
 
 @dataclass(slots=True, kw_only=True)
 class _Rows:
-    """The facts that a group adds to one run."""
-
     entries: list[Append] = field(default_factory=list[Append])
     #: number of the entry, number of the fact, kind, name, instance, at, epoch, data
     facts: list[tuple[int, int, str, str, str, float, int, str]] = field(default_factory=list[Any])
-    #: long texts that may be missing in the database, by hash
-    bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])  # by hash; may be missing in the database
     characters: int = 0
 
     def add(self, entry: Append, kept: set[bytes]) -> None:
@@ -109,8 +97,6 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitGroup:
-    """The entries of one transaction, by run."""
-
     rows: Mapping[BegunRun, _Rows]
     size: int
 
@@ -160,7 +146,7 @@ def _statement(runs: int) -> bytes:
 
 
 def text_of_name(name: str) -> str:
-    """Return a name in a form that the database can store: escape NUL and halves of surrogate pairs."""
+    """Escape NUL and halves of surrogate pairs, which the database cannot store."""
     return _UNSTORABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
 
 
@@ -168,8 +154,7 @@ def name_of(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text) if "\\" in text else text
 
 
-#: From this number of facts on, a thread parses them.
-_MANY = 500
+_MANY = 500  # From this number on, a thread parses facts.
 
 _ALL = """
 SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts WHERE run_id = %s ORDER BY seq
@@ -262,7 +247,7 @@ async def read_page(
 
 
 async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
-    """Return the position of a run's last fact, and the number of missing facts without an accepted loss."""
+    """Return the position of the last fact, and the number of missing facts without an accepted loss."""
     cursor = await connection.execute(_MISSING, [run_id])
     row = await cursor.fetchone()
     last, missing = (0, 0) if row is None else (int(row[0]), int(row[1]))
@@ -283,14 +268,13 @@ async def check_whole(connection: Connection, run_id: str, location: str) -> Non
 
 
 async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:
-    """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none."""
+    """Return the position of the last committed fact of these kinds (None: any kind), or 0."""
     cursor = await connection.execute(_LAST, {"run": run_id, **_of_kinds(kinds)})
     row = await cursor.fetchone()
     return 0 if row is None else int(row[0])
 
 
 def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
-    """Return the query parameters for these kinds. Facts of the run itself are selected by instance."""
     is_of_run = kinds is not None and set(kinds) <= KINDS_OF_RUN
     return {"kinds": None if kinds is None else list(kinds), "instance": RUN if is_of_run else None}
 
@@ -328,12 +312,9 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
 
 T = TypeVar("T")
 
-#: Longest time that a fact stays in memory if no caller waits for it, s (S-DUR-2).
-_GROUP_S = 0.2
-#: Number of queued facts above which `append` waits for a commit.
-_FULL = 20_000
-#: Smaller groups are rendered on the event loop: on a busy machine, a thread starts late.
-_SMALL_VALUES = 200
+_GROUP_S = 0.2  # How long a fact stays in memory at most if no caller waits for it, s (S-DUR-2).
+_FULL = 20_000  # Queued facts above which `append` waits for a commit.
+_SMALL_VALUES = 200  # Smaller groups are rendered on the event loop: on a busy machine, a thread starts late.
 _SMALL_CHARACTERS = 20_000
 
 
@@ -345,10 +326,8 @@ class PostgresWriter:
         self._id = uuid.uuid4()
         self._queue: list[Append] = []
         self._queued_facts = 0
-        #: number of the last fact of any run; the database only needs numbers that rise within a run
-        self._last_number = 0
-        #: by run: newest known epochs; older facts are refused before they are queued
-        self._fences: dict[BegunRun, EpochFence] = {}
+        self._last_number = 0  # of any run; the database only needs numbers that rise within a run
+        self._fences: dict[BegunRun, EpochFence] = {}  # older facts are refused before they are queued
         self._kept: dict[BegunRun, set[bytes]] = {}
         self._users: dict[BegunRun, int] = {}
         self._failures: dict[BegunRun, RecordError] = {}
@@ -368,8 +347,6 @@ class PostgresWriter:
         self._users[target] = self._users.get(target, 0) + 1
 
     async def join(self, run: str) -> BegunRun | None:
-        """Register a journal of a run that another process began; return None if the run does not exist."""
-
         async def ask(connection: Connection) -> UUID | None:
             cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [run])
             row = await cursor.fetchone()
@@ -384,7 +361,6 @@ class PostgresWriter:
         return None
 
     async def detach(self, target: BegunRun) -> None:
-        """Remove a journal of that run; the last one closes the connection."""
         left = self._users.get(target, 0) - 1
         if left > 0:
             self._users[target] = left
@@ -397,13 +373,13 @@ class PostgresWriter:
             return
         if self._task is not None:
             self._due.set()
-            while self._task is not None and not self._users:  # a new journal may keep it running
+            while self._task is not None and not self._users:
                 await asyncio.wait([self._task], timeout=0.05)
         elif self._threads is not None or self._connection is not None:
             await self._release()
 
     async def append(self, target: BegunRun, facts: Sequence[Fact], epoch: int, until: Persistence) -> None:
-        """Queue facts, and return when they have the requested persistence."""
+        """Return when the facts have the requested persistence."""
         failure = self._failure or self._failures.get(target)
         if failure is not None:
             raise _again(failure)
@@ -433,7 +409,6 @@ class PostgresWriter:
         return await self._database.patiently(once)
 
     def _schedule(self, delay_s: float) -> None:
-        """Commit after this delay at the latest."""
         loop = asyncio.get_running_loop()
         at = loop.time() + delay_s
         if self._timer is not None:
@@ -464,7 +439,7 @@ class PostgresWriter:
                 if not self._users:
                     await self._release()
                     self._task = None
-                    if self._queue:  # a new journal appended meanwhile
+                    if self._queue:
                         self._ensure_task()
                         self._due.set()
                     return
@@ -501,7 +476,7 @@ class PostgresWriter:
             entry = refusal.entry
             errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
             if entry.target not in self._users:
-                continue  # its journals were closed meanwhile
+                continue
             fence = self._fence(entry.target)
             fence.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts too: they must stop
@@ -534,14 +509,14 @@ class PostgresWriter:
         try:
             return await operation(self._connection)
         except BaseException:
-            # The connection may be in any state, with an unread answer: do not reuse it.
+            # It may be in any state, with an unread answer: do not reuse it.
             await self._disconnect()
             raise
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):  # it is broken already, or will be
+            with contextlib.suppress(Exception):
                 await connection.close()
 
     async def _release(self) -> None:
@@ -553,7 +528,6 @@ class PostgresWriter:
 
 
 def _is_small(entries: Sequence[Append]) -> bool:
-    """Whether rendering is fast. Inspects no more values than necessary."""
     left = _SMALL_VALUES
     characters = 0
     found: list[object] = [fact.data.to_data() for entry in entries[:left] for fact in entry.facts[:left]]
@@ -581,7 +555,7 @@ def _notify(entry: Append, error: Exception | None) -> None:
 
 
 def _again(failure: RecordError) -> RecordError:
-    """Return a copy of the failure, because each caller needs its own exception."""
+    """Return a copy, because each caller needs its own exception."""
     told = RecordError(str(failure), failure.path)
     told.__cause__ = failure.__cause__
     return told

@@ -43,7 +43,6 @@ held AS MATERIALIZED (
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
 """
-#: The last fact that sets the run's state: an owner may have died before it stored the state.
 _LAST_STATE = """
 (
     SELECT f.kind || ' ' || f.data FROM ensemble_ray.facts f
@@ -78,7 +77,6 @@ async def read_runs(connection: Connection, location: str, run_id: str | None = 
 
 
 def _to_written(state: str) -> RunState:
-    """Return the stored state; an unknown state counts as interrupted."""
     try:
         return RunState(state)
     except ValueError:
@@ -86,20 +84,18 @@ def _to_written(state: str) -> RunState:
 
 
 def _to_visible(state: RunState, last_fact: str | None, *, is_owned: bool) -> RunState:
-    """Return a run's state, from the stored state and its last facts."""
     if state.is_final:
         return state
     if is_owned:
         return RunState.RUNNING if state is RunState.INTERRUPTED else state
     kind, _, data = (last_fact or "").partition(" ")
     if kind == RunEnded.KIND:
-        with contextlib.suppress(ValueError, AttributeError):  # a list shows the run anyway; reading the run raises
+        with contextlib.suppress(ValueError, AttributeError):
             return RunEnded.from_data(json.loads(data), 0.0).state or RunState.INTERRUPTED
     return RunState.INTERRUPTED
 
 
 async def _unknown_run(connection: Connection | None, run_id: str, location: str) -> ValidationError:
-    """Return an error for an unknown run that names similar ids."""
     recorded: list[str] = []
     if connection is not None:
         cursor = await connection.execute("SELECT run_id FROM ensemble_ray.runs")
@@ -146,8 +142,6 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 
 
 class _OwnedRun:
-    """A run that this process owns: it holds a lock on a separate connection. See `OwnedRun`."""
-
     def __init__(
         self, database: Database, connection: Connection, target: BegunRun, epoch: int, journal: PostgresJournal
     ) -> None:
@@ -160,7 +154,7 @@ class _OwnedRun:
         _held.add(self)
 
     async def write_state(self, state: RunState) -> None:
-        """Store the run's state, unless another process has claimed the run. An inactive state releases it."""
+        """Store the state, unless another process has claimed the run. An inactive state releases it."""
 
         async def once() -> None:
             async with self._using:
@@ -175,7 +169,7 @@ class _OwnedRun:
             await self._release()
 
     async def is_cancel_asked(self) -> bool:
-        """Whether a client requested the run's cancellation; False if the database cannot be reached now."""
+        """Whether a client requested the cancellation; False if the database cannot be reached now."""
         if self._using.locked():
             return False
         with contextlib.suppress(Exception):  # the next write raises; here a lost claim is only renewed
@@ -201,7 +195,7 @@ class _OwnedRun:
         _held.discard(self)
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):  # a broken connection: the server has released the lock
+            with contextlib.suppress(Exception):  # the server has released the lock
                 try:
                     # Unlock explicitly: a busy server may notice the closed connection after the next claim.
                     async with asyncio.timeout(self._database.patience_s):
@@ -223,8 +217,7 @@ class _OwnedRun:
         return self._connection
 
 
-#: A strong reference: a run is owned until it is released or the process ends.
-_held: set[_OwnedRun] = set()
+_held: set[_OwnedRun] = set()  # Strong references: a run is owned until it is released or the process ends.
 
 
 @after_fork
@@ -234,7 +227,6 @@ def _forget_all() -> None:
 
 
 async def _begin(connection: Connection, run_id: str, origin: str, location: str, state: RunState) -> UUID:
-    """Create a run as its owner; replace a run of that id that has no facts."""
     begun = uuid4()
     values = {
         "run": run_id,
@@ -260,7 +252,6 @@ async def _begin(connection: Connection, run_id: str, origin: str, location: str
 async def _claim(
     connection: Connection, run_id: str, location: str, state: RunState, *, by_force: bool
 ) -> tuple[UUID, int]:
-    """Claim a recorded run, with an epoch above all earlier ones."""
     async with connection.transaction():
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
@@ -289,7 +280,7 @@ async def _delete(connection: Connection, run_id: str) -> None:
 
 
 async def _lock(connection: Connection, run_id: str, location: str, *, is_free: bool) -> tuple[UUID, bool, int]:
-    """Lock a run's row for the transaction. Return its creation id, whether it has facts, and its newest epoch."""
+    """Return the run's creation id, whether it has facts, and its newest epoch. Its row is locked for the transaction."""
     if is_free:
         # Before waiting for the row: its owner may have frozen with the row locked.
         await _refuse_owned(connection, run_id)
@@ -298,7 +289,7 @@ async def _lock(connection: Connection, run_id: str, location: str, *, is_free: 
     if row is None:
         raise await _unknown_run(connection, run_id, location)
     if is_free:
-        await _refuse_owned(connection, run_id)  # again: the run must have no owner while this process has the row
+        await _refuse_owned(connection, run_id)  # the run must have no owner while this process has the row
     begun, has_facts, newest = row
     return begun, has_facts, newest
 
@@ -358,14 +349,13 @@ async def _rows(
     return await (await connection.execute(query, values)).fetchall()
 
 
-#: How long a running operation waits for a server that cannot be reached, s.
-PATIENCE_S = 10.0
-#: Writers by event loop and database, shared by all journals of this process.
+PATIENCE_S = 10.0  # How long a running operation waits for a server that cannot be reached, s.
+#: By event loop and database, shared by all journals of this process.
 _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, PostgresWriter]] = weakref.WeakKeyDictionary()
 
 
 class PostgresStore:
-    """All runs of one database. See `RunStore`; its methods raise `RecordError` if the database cannot be used."""
+    """All runs of one database. Its methods raise `RecordError` if the database cannot be used."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         self._url = url
@@ -380,12 +370,7 @@ class PostgresStore:
         return self._own(connection, (run_id, begun), 0, is_buffered=is_buffered)
 
     async def claim(
-        self,
-        run_id: str,
-        *,
-        is_buffered: bool = False,
-        by_force: bool = False,
-        state: RunState = RunState.PENDING,
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, state: RunState = RunState.PENDING
     ) -> OwnedRun:
         check_run_id(run_id)
         import psycopg
@@ -482,7 +467,7 @@ class PostgresStore:
             return [] if connection is None else await read_runs(connection, self._database.location)
 
     async def find(self, text: str) -> RecordedRun:
-        runs = {run.run_id: run for run in await self.runs()}  # newest first
+        runs = {run.run_id: run for run in await self.runs()}
         return runs[chosen_id(text, list(runs), lambda: list(runs), self._database.location)]
 
     async def ask_cancel(self, run_id: str) -> None:
@@ -544,7 +529,6 @@ class PostgresStore:
 
     @contextlib.asynccontextmanager
     async def _connection_to_own(self) -> AsyncGenerator[Connection]:
-        """Open a connection that stays open unless the block fails."""
         with self._database.translated_errors():
             connection = await self._database.connect()
             try:

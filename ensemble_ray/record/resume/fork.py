@@ -1,8 +1,7 @@
 """Divide the executions of a recorded run into reused and repeated executions of a fork. Pure (S-DUR-54, S-DUR-120).
 
-A reused task must be defined as it was; a repeated task may be defined differently. The fork repeats the task from
-which it begins and the tasks without an output; also all later tasks of a sequential run, or all dependents in a
-parallel run. `_Cut` has the rules for plans with loops, phases or a graph (S-DUR-130 to S-DUR-134).
+A reused task must be defined as it was. The fork repeats its first task and the tasks without an output; also all later
+tasks of a sequential run, or all dependents in a parallel run. `_Cut` has the rules for units (S-DUR-130 to S-DUR-134).
 """
 
 from __future__ import annotations
@@ -29,15 +28,13 @@ from ensemble_ray.plan.unit_plans import SYNTHESIZED
 from ensemble_ray.record.identity.definition import differences
 from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
 from ensemble_ray.record.view.tree import is_named
-from ensemble_ray.schedule.instructions import Question, Start, TaskChanges
+from ensemble_ray.schedule.instructions import Start, TaskChanges
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Stimulus
 from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key, task_instance
 
-#: Parts of a node that name its agent; unknown for agents that are not made yet.
 _BY_WHOM = ("agent_role", "agent_key")
-#: Rules of the plan that decide the meaning of the recorded order of tasks.
 _RULES = ("workflow",)
-#: Fields of units that limit repetitions, or that decide how a unit ends at its limit: a change reverts no execution.
+#: Limits of units and their consequences: a change reverts no execution.
 _CAPS = frozenset(
     {
         "max_iterations",
@@ -54,13 +51,9 @@ _NAMED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """The executions that a fork reuses and repeats."""
-
-    #: for users: tasks, in the order of the plan; for a run with units executions, in the order of the record
-    reused: tuple[str, ...]
+    reused: tuple[str, ...]  # for users: tasks in the plan's order; with units, executions in the record's order
     again: tuple[str, ...]
-    #: keys of the tasks with a reused execution, in the order of the plan
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # tasks with a reused execution, in the order of the plan
     instances: frozenset[str]
     #: for a run with units: positions of the reused stimuli, with the number of stimuli that follow in the group.
     #: None: the ends of the reused tasks, each in its own group
@@ -69,7 +62,6 @@ class ForkPlan:
 
 
 def plan_fork(plan: Plan, recorded: Collection[str], from_task: str) -> ForkPlan:
-    """Divide the tasks of a plan; `recorded` are the keys of tasks with a recorded output."""
     keys = [node.key for node in plan.nodes]
     if from_task not in keys:
         near = difflib.get_close_matches(from_task, keys, n=3, cutoff=0.5)
@@ -111,14 +103,10 @@ def reused_differences(
     asked: Collection[str] = (),
     units: Collection[str] = (),
 ) -> list[str]:
-    """Return how definitions of reused tasks changed, one line per path; empty if they did not.
+    """Return how definitions of reused tasks changed, one line per path.
 
-    Args:
-        recorded: The run's first fact.
-        current: The first fact that the current definition would record.
-        reused: Keys of the reused tasks.
-        asked: Keys of the agents to which those tasks delegated work (`asked_agents`).
-        units: Keys of the units with a reused execution. Their limits may differ.
+    `asked` are the agents to which those tasks delegated work (`asked_agents`), `units` the units with a reused execution.
+    Limits of units may differ.
     """
     unmade = {key for key, node in _entries(current, "nodes").items() if node.get("agent_role") == SYNTHESIZED}
     before, now = ({**_parts(header, reused, unmade, asked), **_units(header, units)} for header in (recorded, current))
@@ -126,7 +114,6 @@ def reused_differences(
 
 
 def asked_agents(facts: Iterable[Fact], instances: Collection[str]) -> set[str]:
-    """Return the keys of the agents to which these executions delegated work, at any depth."""
     return {
         fact.data.worker
         for fact in facts
@@ -137,7 +124,6 @@ def asked_agents(facts: Iterable[Fact], instances: Collection[str]) -> set[str]:
 
 
 def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) -> dict[str, Mapping[str, object]]:
-    """Return the entries of a part of a plan by key, as recorded: records are compared as data."""
     entries = map(as_mapping, as_sequence((header.plan or {}).get(part)))
     return {as_text(entry.get("key")): entry for entry in entries}
 
@@ -145,7 +131,6 @@ def _entries(header: PlanRecorded, part: Literal["nodes", "agents", "units"]) ->
 def _parts(
     header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
 ) -> dict[str, object]:
-    """Return the parts of a first fact that concern those tasks, by key; without agents that do not exist yet."""
     definition, nodes, places = header.definition or {}, _entries(header, "nodes"), _entries(header, "agents")
     tasks, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
     doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
@@ -163,7 +148,6 @@ def _parts(
 
 
 def _units(header: PlanRecorded, keys: Collection[str]) -> dict[str, object]:
-    """Return the parts of a first fact that concern those units, by key: members, rules, and user code."""
     if not keys:
         return {}
     rules = _entries(header, "units")
@@ -179,16 +163,16 @@ def _without(data: Mapping[str, object], names: Collection[str]) -> dict[str, ob
 
 
 def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: Collection[str] = ()) -> list[Fact]:
-    """Return the facts that follow the first fact of the new run: all facts of the reused executions and their workers.
+    """Return the facts after the first one of the new run: all facts of the reused executions and their workers.
 
-    `redone` are keys of repeated tasks with an unchanged definition: the calls that made their agents are reused.
+    `redone` are repeated tasks with an unchanged definition: the calls that made their agents are reused.
     """
     made = {instance_of(key) for key in (*plan.keys, *redone)}
     copies: list[Fact] = []
     for fact in facts:
         instance, data = task_instance(fact.instance), fact.data
         if isinstance(data, StimulusRecorded):
-            if plan.stimuli is None:  # groups are split here
+            if plan.stimuli is None:
                 more = 0 if data.is_completion and instance in plan.instances else None
             else:
                 more = plan.stimuli.get(fact.seq)
@@ -200,7 +184,7 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
         elif isinstance(data, ModelAnswered):
             data = replace(data, is_copied=True)  # the original run paid for it (S-BUD-9)
         elif isinstance(data, MemoryRecalled | MemoryStored):
-            data = replace(data, embedding_tokens=0)  # as above; the outputs have them in their metrics
+            data = replace(data, embedding_tokens=0)
         elif isinstance(data, ReflectionRecorded | SamplingAnswered):
             data = replace(data, input_tokens=0, output_tokens=0)
         copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
@@ -212,7 +196,6 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
 
 def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: str, name: str) -> ForkPlan:
     """Divide the executions of a run; `name` is a task, a unit, or one execution, such as `loop:refine#2`."""
-    # In the order in which they began.
     names = (fact.instance for fact in facts if not (fact.is_of_run or is_making_agent(fact)))
     executions = dict.fromkeys(task_instance(each) for each in names if "#" in each)
     _check_name(plan, executions, run_id, name)
@@ -245,7 +228,6 @@ def plan_unit_fork(recorded: Plan, plan: Plan, facts: Sequence[Fact], run_id: st
 
 
 def _paths(instance: str) -> Iterator[str]:
-    """Return the path of an execution and of the executions that contain it, outermost first."""
     parts = instance.split("/")
     yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1) if "#" in parts[count - 1])
 
@@ -269,7 +251,6 @@ def _has_run(key: str, executions: Iterable[str]) -> bool:
 
 
 def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, None]:
-    """Return names for executions: the outermost execution that contains none of the others."""
     taken = {path for each in others for path in _paths(each)}
     names = (next((path for path in _paths(each) if path not in taken), each) for each in executions)
     return dict.fromkeys(name if "/" in name or ":" in name else key_of(name) for name in names)
@@ -279,12 +260,10 @@ def _shortest(executions: Iterable[str], others: Iterable[str]) -> dict[str, Non
 class _Cut:
     """Decides which stimuli of a run with units a fork reuses, group by group.
 
-    Two sources replay the stimuli: the source of the recorded plan all of them, the source of the current plan the
-    reused ones. Stimuli of the named execution are not reused, so the current source never starts the tasks that follow
-    from them. A task's end is reused if both sources requested the task with the same context. An answer of user code
-    is reused if both sources have the same open question about the same history. Failures, cancellations and early
-    exits are not reused, except the cancellations by a join. The fork has its own limits of iterations, attempts and
-    steps; changed limits revert no execution.
+    The source of the recorded plan replays all stimuli, the source of the current plan the reused ones. Stimuli of the
+    named execution are not reused, so the current source never starts the tasks that follow from them. A task's end is
+    reused if both sources requested the task with the same context; an answer of user code, if both have the same open
+    question about the same history. Failures, cancellations (except by a join) and early exits are not reused.
     """
 
     recorded: Plan
@@ -301,7 +280,6 @@ class _Cut:
         self._then, self._now = FoldedSource(self.recorded), FoldedSource(self.plan)
 
     def apply(self, group: Sequence[tuple[int, Stimulus]]) -> None:
-        """Apply a group to both sources, as far as it concerns them."""
         used = [(seq, stimulus) for seq, stimulus in group if self._is_used(stimulus)]
         self._then.handle([stimulus for _, stimulus in group])
         if not used:
@@ -324,7 +302,14 @@ class _Cut:
             case Cancelled():  # a join of a graph cancels unneeded branches
                 return self._now.source.is_cancelling(stimulus.instance) and not is_named(self.name, stimulus.instance)
             case Evaluated():
-                return stimulus.answer is not None and self._is_answer_used(stimulus.question)
+                question = stimulus.question
+                return (
+                    stimulus.answer is not None
+                    and question in self._now.questions
+                    and question in self._then.questions
+                    and not self._is_repeated(path_of_question(question))
+                    and self._now.history_of(question) == self._then.history_of(question)
+                )
             case _:
                 return False
 
@@ -333,18 +318,10 @@ class _Cut:
             return False
         return _plain(self._now.starts.get(instance)) == _plain(self._then.starts.get(instance))
 
-    def _is_answer_used(self, question: Question) -> bool:
-        is_open = question in self._now.questions and question in self._then.questions
-        if not is_open or self._is_repeated(path_of_question(question)):
-            return False
-        return self._now.history_of(question) == self._then.history_of(question)
-
     def _is_repeated(self, path: str) -> bool:
-        """Return whether a task, or an answer about an execution, is part of the repetition."""
         return path == self.name or is_named(self.name, path)
 
     def list_kept(self) -> dict[str, None]:
-        """Return the reused executions, including those with an end that the source had not received."""
         unheard = [each for each in self._now.source.running if each in self.outputs and self._is_output_used(each)]
         return {**self._kept, **dict.fromkeys(unheard)}
 
@@ -355,7 +332,7 @@ class _Cut:
 
 
 def _plain(start: Start | None) -> Start | None:
-    """Return the part of a start that affects the task's output; the feedback's text follows from outputs and caps."""
+    """Return the part of a start that affects the output; the feedback's text follows from outputs and caps."""
     if start is None or not isinstance(start.changes, TaskChanges):
         return start
     return replace(start, changes=replace(start.changes, feedback=""))

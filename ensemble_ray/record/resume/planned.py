@@ -1,7 +1,6 @@
-"""The point where a planned run resumes: the stimuli of its source, and the results of its tasks by instance (S-DUR-30).
+"""The point where a planned run resumes: the stimuli of its source, and the results of its tasks (S-DUR-30).
 
-Recorded outputs are passed on as data and are not stored here. The caller decides whether and where they become
-objects, since a scheduler runs no user code. Effects are read a second time if needed, by a history with details.
+The caller decides where recorded outputs are stored, since a scheduler runs no user code.
 """
 
 from __future__ import annotations
@@ -40,13 +39,11 @@ Output = TypeVar("Output")
 Failure = TypeVar("Failure", bound=FailureSummary)
 
 
-#: Large fields of a worker's output, which are not stored.
+#: Large fields of a worker's output.
 _NOT_READ: Mapping[str, object] = {"raw": "", "parsed_output": None, "output_type": None, "trace": None}
 
 
 class _OutputFigures(NamedTuple):
-    """The figures of a task's output that scheduling needs."""
-
     at: float
     duration_s: float
     total_tokens: int
@@ -54,15 +51,11 @@ class _OutputFigures(NamedTuple):
 
 
 class PlannedResumeReader:
-    """The recorded state of a planned run to be resumed."""
-
     def __init__(self, keep: KeepOutput, *, is_resumed: bool = True) -> None:
-        """Start without facts.
+        """`keep` receives each recorded output by instance; the newest one counts.
 
-        Args:
-            keep: Receives each recorded output by instance when its fact is applied; the newest one counts.
-            is_resumed: Whether a user resumes the run: then all cancellations and the spent budget are dropped. False
-                if only its scheduler was replaced; then only those before the last `resume` are dropped.
+        If a user resumes the run, all cancellations and the spent budget are dropped. If only its scheduler was replaced, only
+        those before the last `resume` are dropped.
         """
         #: has effects of the second reading only: of tasks that no other fact explains, and a manager's delegations
         self._history = RunHistory(has_details=True)
@@ -70,17 +63,13 @@ class PlannedResumeReader:
         self._keep = keep
         self._is_resumed = is_resumed
         self._stimuli = RecordedStimuli()
-        #: early exits by instance, from tasks or from stimuli
         self._exits: dict[str, Exited] = {}
         self._outputs: dict[str, _OutputFigures] = {}
-        #: incomplete answers (cut off or empty), by instance of a task or worker with an output
-        self._incomplete: dict[str, int] = {}
-        #: texts of completed tasks, from stimuli or from outputs: the machine may read them
-        self._texts: dict[str, str] = {}
+        self._incomplete: dict[str, int] = {}  # cut off or empty answers, by instance with an output
+        self._texts: dict[str, str] = {}  # of completed tasks, from stimuli or from outputs: the machine may read them
         self._failures: RecordedFailures[str] = RecordedFailures()
         self._untraced: set[str] = set()
-        #: active tasks of a run that may have cancelled some of them for good (S-DUR-135)
-        self._begun: set[str] = set()
+        self._begun: set[str] = set()  # active tasks of a run that may have cancelled some of them for good (S-DUR-135)
         self._has_forks = False
         self._directives: list[DirectiveFact] = []
 
@@ -88,7 +77,6 @@ class PlannedResumeReader:
     def of(
         cls, facts: Sequence[Fact], keep: KeepOutput | None = None, *, is_resumed: bool = True
     ) -> PlannedResumeReader:
-        """Return the state after all facts of a run."""
         recovery = cls(keep or (lambda _, __: None), is_resumed=is_resumed)
         recovery.apply(facts)
         recovery.end_pages()
@@ -98,7 +86,6 @@ class PlannedResumeReader:
     # Folding.
 
     def apply(self, facts: Sequence[Fact]) -> None:
-        """Apply the next facts; effects are ignored."""
         for fact in facts:
             match fact.data:
                 case StimulusRecorded():
@@ -144,7 +131,7 @@ class PlannedResumeReader:
             return
         match end:
             case OutputRecorded() as recorded:
-                output = typed_output({**recorded.output_data(), "trace": None})  # the trace is large
+                output = typed_output({**recorded.output_data(), "trace": None})
                 at, duration_s = output.completed_at.timestamp(), output.duration.total_seconds()
                 figures = _OutputFigures(at, duration_s, output.metrics.total_tokens, output.tool_call_count)
                 self._outputs[fact.name], self._texts[fact.name] = figures, output.raw
@@ -166,21 +153,17 @@ class PlannedResumeReader:
 
     @property
     def _unexplained(self) -> frozenset[str]:
-        """Instances of tasks without an output that only left effects as a trace of their work."""
         return frozenset((self._untraced | self._exits.keys()) - self._outputs.keys()) | self._stoppable
 
     @property
     def _stoppable(self) -> frozenset[str]:
-        """The tasks in `_begun` that did not end."""
         return frozenset(self._begun - self._outputs.keys() - set(self._failures) - self._exits.keys())
 
     @property
     def needs_effects(self) -> bool:
-        """Whether the record must be read again for its effects."""
         return bool(self._unexplained) or self.is_managed
 
     def effects_taker(self) -> TakePage:
-        """Return a function that receives all facts in a second reading."""
         unexplained, is_managed = self._unexplained, self.is_managed
 
         def take(facts: Sequence[Fact]) -> None:
@@ -220,7 +203,6 @@ class PlannedResumeReader:
 
     @property
     def is_managed(self) -> bool:
-        """Whether its only task is a manager."""
         return self._history.plan.hierarchy is not None
 
     @property
@@ -228,7 +210,7 @@ class PlannedResumeReader:
         return self._stimuli.groups
 
     def failure(self, instance: str) -> TaskResult | None:
-        """Return the recorded failure or early exit of a task, or None (S-DUR-39)."""
+        """Return the recorded failure or early exit of a task, if any (S-DUR-39)."""
         if instance in self._outputs:
             return None
         failed = self._failures.get(instance)
@@ -249,25 +231,20 @@ class PlannedResumeReader:
     ) -> ResumePoint[Output, Failure]:
         """Return the state from which a coordinator resumes.
 
-        Args:
-            output_of: Returns the stored output of a manager's worker, by instance.
-            failure_of: Converts a failure to the coordinator's representation.
-            is_restart: See `ResumePoint`.
+        `output_of` returns the stored output of a manager's worker. `failure_of` converts a failure for the coordinator. See
+        `ResumePoint` for `is_restart`.
         """
+        # As if they had been cancelled.
+        works = [self._work_of(each) for each in self._stoppable]
+        stopped = [self._result(work, "cancelled", work.last_at) for work in works if work.is_recorded]
         return ResumePoint(
             started_at=self.head.started_at,
             stimuli=self.stimuli,
             results=_Results(self.ended, lambda instance: self.result(instance, output_of, failure_of)),
-            stopped=self._list_stopped(failure_of),
+            stopped={each.instance: self._convert(each, failure_of) for each in stopped},
             is_restart=is_restart,
             directives=self._directives,
         )
-
-    def _list_stopped(self, failure_of: Callable[[TaskFailure], Failure]) -> dict[str, TaskResult[Any, Failure]]:
-        """Return results for the tasks that did not end, as if they had been cancelled."""
-        works = [self._work_of(each) for each in self._stoppable]
-        results = [self._result(work, "cancelled", work.last_at) for work in works if work.is_recorded]
-        return {each.instance: self._convert(each, failure_of) for each in results}
 
     @property
     def ended(self) -> Iterable[str]:
@@ -276,24 +253,22 @@ class PlannedResumeReader:
     def result(
         self, instance: str, output_of: Callable[[str], Output], failure_of: Callable[[TaskFailure], Failure]
     ) -> TaskResult[Output, Failure] | None:
-        """Return the result of a task without its output, or None if no end is recorded."""
         figures = self._outputs.get(instance)
         result = self.failure(instance) if figures is None else self._make_completed(instance, figures)
         if result is None:
             return None
-        # A manager received these outputs of its workers, in order of completion.
+        # A manager received these outputs, in order of completion.
         workers = self._work_of(instance).workers_that_gave() if self.is_managed else ()
         delegated = [(given.agent_role, output_of(each.instance)) for each, given in workers]
         return replace(self._convert(result, failure_of), delegated=delegated)
 
     def _convert(self, result: TaskResult, failure_of: Callable[[TaskFailure], Failure]) -> TaskResult[Any, Failure]:
-        """Return a result, which has no output yet, with the coordinator's representation of its failure."""
         held = cast("TaskResult[Any, Failure]", result)
         failure = None if result.failure is None else failure_of(result.failure)
         return replace(held, failure=failure, incomplete_answers=self._count_incomplete(result))
 
     def _count_incomplete(self, result: TaskResult) -> int:
-        """Return the number of incomplete answers of a task and its workers; their outputs are stored elsewhere."""
+        """Outputs of workers are stored elsewhere."""
         workers = self._work_of(result.instance).workers_that_gave() if self.is_managed else ()
         with_output = (result.instance, *(each.instance for each, _ in workers))
         return count_incomplete(result) + sum(self._incomplete.get(each, 0) for each in with_output)
@@ -366,7 +341,7 @@ class _Results(Mapping[str, "TaskResult[Output, Failure]"]):
 async def read_planned(
     store: RunStore, run_id: str, keep: KeepOutput, *take: TakePage, is_resumed: bool = True
 ) -> PlannedResumeReader:
-    """Read the recorded state of a planned run page by page; `take` receives the pages, too.
+    """`take` receives all pages, too.
 
     All facts are read, so that no process resumes a record that is damaged anywhere (S-DUR-9).
     """
@@ -379,7 +354,6 @@ async def read_planned(
 
 
 def _count_incomplete(data: Mapping[str, object]) -> int:
-    """Return the number of incomplete answers in the data of an output or a trace, including its peers."""
     peers = as_sequence(as_mapping(data.get("trace", data)).get("delegations"))
     own = as_count(as_mapping(data.get("metrics")).get("incomplete_answers"))
     return own + sum(_count_incomplete(as_mapping(as_mapping(each).get("worker_trace"))) for each in peers)

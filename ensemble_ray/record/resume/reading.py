@@ -1,6 +1,6 @@
-"""Read the recorded facts of a run to be resumed, page by page.
+"""Read the recorded facts of a run to be resumed, one page at a time.
 
-One page is in memory at a time. Large bodies are stored in an unnamed file until they are needed.
+Large bodies are stored in an unnamed file until they are needed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ from ensemble_ray.values.reviews import ModelSwitch, add_switch
 from ensemble_ray.values.task_output import TaskOutput
 
 TakePage = Callable[[Sequence[Fact]], None]
-#: Receives the output of a task, with the run's name for the task.
 KeepOutput = Callable[[str, OutputRecorded], None]
-#: Receives the failure of a task, with that name.
 KeepFailure = Callable[[str, Fact[FailureRecorded]], None]
 K = TypeVar("K", bound=Hashable)
 
@@ -61,12 +59,11 @@ async def read_answers(store: RunStore, run_id: str) -> Mapping[str, Sequence[Fa
 
 
 class RecordedFailures(Generic[K]):
-    """Recorded failures with the traces of their tasks, stored in a file until they are read."""
+    """Recorded failures with the traces of their tasks, in a file until they are read."""
 
     def __init__(self) -> None:
         self._bodies = Spool()
-        #: the facts without their data
-        self._facts: dict[K, tuple[Fact[FailureRecorded], int]] = {}
+        self._facts: dict[K, tuple[Fact[FailureRecorded], int]] = {}  # without their data
 
     def __contains__(self, key: object) -> bool:
         return key in self._facts
@@ -94,7 +91,6 @@ def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
 
 
 def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
-    """Return the last budget of the run, or None if it had none."""
     last = _newest(facts)
     if last is None or last.budget is None or last.budget == (None, None):
         return None
@@ -102,7 +98,7 @@ def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
 
 
 def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOptions:
-    """Return the options of a resumed run: its last options, from the facts of its head, updated by `chosen`."""
+    """Return the last options of a run, from the facts of its head, updated by `chosen`."""
     last = _newest(facts)
     recorded = recorded_options(last)
     now = {} if chosen is None else chosen.model_dump(exclude_none=True)
@@ -119,7 +115,7 @@ def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
 
 
 def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[str, object] | None:
-    """Return the options that a fork records: the run's options without its tags, updated by `chosen` (S-DUR-142)."""
+    """Return the options of a run without its tags, updated by `chosen` (S-DUR-142)."""
     own = {} if chosen is None else chosen.model_dump(mode="json", exclude_none=True)
     if header.options is None:
         return own or None
@@ -137,7 +133,6 @@ def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBud
 
 
 def _newest(facts: Iterable[Fact]) -> PlanRecorded | RunResumed | None:
-    """Return the newest fact with options: the first one, or a resumption that changed them."""
     last: PlanRecorded | RunResumed | None = None
     for fact in facts:
         match fact.data:
@@ -158,7 +153,6 @@ def _options(header: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
 
 
 async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskReflection | None]]:
-    """Yield the reflections of earlier runs that tasks received, with their keys."""
     async for page in store.read(run_id, kinds=kinds_of(ReflectionRecalled)):
         for fact in page:
             if isinstance(fact.data, ReflectionRecalled):
@@ -166,7 +160,7 @@ async def read_recalled(store: RunStore, run_id: str) -> AsyncIterator[tuple[str
 
 
 async def read_stored(store: RunStore, run_id: str) -> AsyncIterator[tuple[str, TaskOutput]]:
-    """Yield the outputs that were stored in the memory of a run, by instance, in their order."""
+    """Yield the outputs that were stored in memory, by instance, in their order."""
     noted: set[str] = set()
     async for page in store.read(run_id, kinds=kinds_of(MemoryStored, OutputRecorded)):
         for fact in page:
@@ -181,7 +175,7 @@ class GivenDirectives:
 
     def __init__(self, given: Iterable[DirectiveFact] = ()) -> None:
         self.switches: tuple[ModelSwitch, ...] = ()
-        #: by text: a repeated directive replaces the earlier one, so that a request can be repeated safely
+        #: by text: a repeated directive replaces the earlier one, so that requests can be repeated safely
         self._texts: dict[str, DirectiveRecorded] = {}
         for each in given:
             self.apply(each)

@@ -1,4 +1,4 @@
-"""Write one run's facts to its SQLite file, in groups. All functions block and are meant for threads.
+"""Write one run's facts to its SQLite file, in groups. All functions block.
 
 Two triggers in the file refuse facts of an older epoch, so that no writer can bypass the check.
 """
@@ -35,15 +35,11 @@ from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, 
 
 _log = bounded_logger(__name__)
 
-#: kind, name, instance, at, epoch, data
-Row = tuple[str, str, str, float, int, str]
-#: Path of a file, its device and inode, its least size in bytes
-_Part = tuple[str, tuple[int, int], int]
-#: Rows of one INSERT statement. A group that fits needs no explicit transaction.
-_ROWS = 32
+Row = tuple[str, str, str, float, int, str]  # kind, name, instance, at, epoch, data
+_Part = tuple[str, tuple[int, int], int]  # Path of a file, its device and inode, its least size in bytes
+_ROWS = 32  # Rows of one INSERT statement. A group that fits needs no explicit transaction.
 _STALE = "stale epoch"
-#: Shortest time between two checks whether the file still exists, s. One check takes a tenth of a commit's time.
-LOOK_S = 0.02
+LOOK_S = 0.02  # Shortest time between two checks that the file exists, s. A check takes a tenth of a commit's time.
 _NEWEST = "(SELECT max(epoch) FROM epochs WHERE instance IN ('run', NEW.instance))"
 _SCHEMA = f"""
 CREATE TABLE facts (
@@ -69,7 +65,7 @@ class SqliteFile:
     def __init__(self, directory: Path, *, allows_loss: bool = False) -> None:
         self.path = directory / RECORD
         is_new = not self.path.exists()
-        # Check before opening for writing: opening could remove the evidence of the loss.
+        # Check before opening for writing, which could remove the evidence of the loss.
         may_have_loss = (directory / COUNT).exists() if is_new else self.path.is_file()
         if not allows_loss and may_have_loss and (loss := loss_in(directory)) is not None:
             raise loss.error()
@@ -81,8 +77,7 @@ class SqliteFile:
         remember(self.path)
         track(self)
         self._is_on_disk = False
-        #: The first commit starts the log, and would wait for the disk.
-        self._synchronous = "OFF" if is_new else "NORMAL"
+        self._synchronous = "OFF" if is_new else "NORMAL"  # the first commit would wait for the disk
         self._looked_at = 0.0
         self._is_left = False
         self._last = 0
@@ -91,12 +86,16 @@ class SqliteFile:
         try:
             version = check_version(self._connection, self.path)
             self._connection.execute(f"PRAGMA synchronous={self._synchronous}")
-            if version < FORMAT:  # earlier versions of this package must not read what is added from now on
+            if version < FORMAT:  # earlier versions must not read what is added from now on
                 self._write_something()
             self._count = CountFile(directory)
             if not allows_loss and not is_new:
                 self._correct_count(directory, self._count)
-            self._files = tuple(map(_part, (self.path, log_of(self.path), index_of(self.path))))
+            log = log_of(self.path)
+            found = [(path, path.stat()) for path in (self.path, log, index_of(self.path))]
+            self._files = tuple(
+                (str(path), (stat.st_dev, stat.st_ino), 0 if path == log else stat.st_size) for path, stat in found
+            )
         except BaseException:
             self.close()
             raise
@@ -104,16 +103,10 @@ class SqliteFile:
     def add(
         self, rows: Sequence[Row], bodies: Mapping[str, str], *, is_synced: bool = False, has_effect: bool = False
     ) -> None:
-        """Add a group atomically.
+        """Add a group atomically; texts that the file contains already are skipped.
 
-        Args:
-            rows: The facts in order.
-            bodies: Long texts by their hashes; texts that the file contains already are skipped.
-            is_synced: Whether the group, and all earlier facts, must be on the disk when this returns.
-            has_effect: Whether the group begins an effect on the world.
-
-        Raises:
-            sqlite3.IntegrityError: the file has a newer epoch for a fact's instance (`is_stale`).
+        With `is_synced`, the group and all earlier facts are on the disk when this returns. `has_effect`: the group begins an
+        effect on the world. A newer epoch for a fact's instance raises a `sqlite3.IntegrityError` (`is_stale`).
         """
         if rows and len(rows) <= _ROWS and not bodies:
             with self._commit(is_synced=is_synced, has_effect=has_effect):
@@ -125,19 +118,16 @@ class SqliteFile:
                 self._write_something()
 
     def add_in_transaction(self, rows: Sequence[Row], bodies: Mapping[str, str]) -> None:
-        """Add a group like `add`, inside the caller's transaction."""
         if bodies:
             self._connection.executemany("INSERT OR IGNORE INTO bodies VALUES (?, ?)", _as_stored(bodies))
         for begin in range(0, len(rows), _ROWS):
             self._insert(rows[begin : begin + _ROWS])
 
     def reset_count(self) -> None:
-        """Note the last added fact as the end of the record, and drop earlier notes. Used after a loss was accepted."""
         if self._count is not None:
             self._count.reset(self._last)
 
     def _correct_count(self, directory: Path, count: CountFile) -> None:
-        """Drop notes of facts that are missing for a known reason: a power loss or an accepted loss."""
         noted = read_count(directory)
         (last,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()
         if noted is None or noted.committed <= last:
@@ -258,7 +248,11 @@ class SqliteFile:
             if in_log != in_file:  # a reader of an older snapshot blocks the checkpoint
                 os.sync()
             for directory in (self.path.parent, self.path.parent.parent):
-                _synchronise_directory(directory)
+                descriptor = os.open(directory, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             self._is_on_disk = True
         if is_synced and self._last and self._count is not None:
             self._count.note_synced(self._last)
@@ -269,7 +263,6 @@ def is_stale(error: sqlite3.Error) -> bool:
 
 
 def cannot_write(path: Path, error: Exception) -> RecordError:
-    """Return an error with the cause, the place and advice."""
     if isinstance(error, RecordError):
         return error
     if is_damage(error):
@@ -285,13 +278,7 @@ def cannot_write(path: Path, error: Exception) -> RecordError:
     return found
 
 
-def _part(path: Path) -> _Part:
-    found = path.stat()
-    return str(path), (found.st_dev, found.st_ino), 0 if path.name.endswith("-wal") else found.st_size
-
-
 def _make(path: Path) -> None:
-    """Create an empty record atomically, readable for its owner only."""
     half = path.with_suffix(f".{os.getpid()}.tmp")
     descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -315,7 +302,7 @@ def _as_stored(bodies: Mapping[str, str]) -> Iterable[tuple[str, str | bytes]]:
     for digest, body in bodies.items():
         try:
             body.encode()
-        except UnicodeEncodeError:  # halves of surrogate pairs
+        except UnicodeEncodeError:
             yield digest, body.encode("utf-8", "surrogatepass")
         else:
             yield digest, body
@@ -325,11 +312,3 @@ def _as_stored(bodies: Mapping[str, str]) -> Iterable[tuple[str, str | bytes]]:
 def _insert_of(rows: int) -> str:
     values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * rows)
     return f"INSERT INTO facts (kind, name, instance, at, epoch, data) VALUES {values}"  # noqa: S608  marks only
-
-
-def _synchronise_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,7 @@
 """One run's facts as this process writes them to the run's SQLite file.
 
-`append` queues facts; the process's writer thread renders and commits them in groups. If one caller alone waits for a short
-commit, it runs on the event loop.
+The process's writer thread renders and commits queued facts in groups. A short commit with one waiting caller runs on
+the event loop.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ _log = bounded_logger(__name__)
 
 
 class Writable(Protocol):
-    """An object with facts to write."""
-
     def write_out(self) -> None:
-        """Write all queued facts. Called in the writer's thread; must not raise."""
+        """Called in the writer's thread; must not raise."""
         ...
 
 
@@ -55,7 +53,6 @@ class GroupWriter:
         self._hurry = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        #: files to close at the end of this round
         self._closing: list[SqliteFile] = []
 
     def ask(self, somebody: Writable) -> None:
@@ -109,8 +106,6 @@ def _close(files: Sequence[SqliteFile]) -> None:
 
 
 class _Mark:
-    """Sets an event when all earlier writes are done."""
-
     def __init__(self) -> None:
         self.reached = threading.Event()
 
@@ -136,19 +131,14 @@ def _finish() -> None:
     _writer.finish()
 
 
-#: How long a commit waits for its turn before it fails, s.
-PATIENCE_S = 30.0
-#: How long a forced claim waits before it checks whether the holder is stopped, s.
-_FROZEN_S = 1.0
+PATIENCE_S = 30.0  # How long a commit waits for its turn before it fails, s.
+_FROZEN_S = 1.0  # How long a forced claim waits before it checks whether the holder is stopped, s.
 _FIRST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
 
 
 class CommitLock:
-    """A lock on one file; its holder writes its process id into the file."""
-
     def __init__(self, path: Path) -> None:
-        """Set the path; the first `acquire` creates the file."""
         self.path = path
         self._descriptor = -1
         self._name = b""
@@ -241,28 +231,22 @@ class CommitLock:
     def _is_open_in(self, pid: int) -> bool:
         own = os.fstat(self._descriptor)
         for opened in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # it was closed meanwhile
+            with contextlib.suppress(OSError):
                 if os.path.samestat(opened.stat(), own):
                     return True
         return False
 
 
-#: The lock file of a run's writers, in the run's directory.
 COMMIT_LOCK = "commit.lock"
-#: Facts that may wait for the writer. Above it, `append` waits, so that a slow disk cannot fill the memory.
-_MAX_WAITING = 50_000
+_MAX_WAITING = 50_000  # Facts above which `append` waits, so that a slow disk cannot fill the memory.
 _GROUP = 512
-#: Facts rendered without a pause; in the pauses the event loop can run.
-_GO = 32
-#: Pause between two batches of rendering when no caller waits, s.
-_BREATH_S = 0.0002
-#: How long the writer waits for another process before it serves other runs, s.
-_TURN_S = 0.05
+_GO = 32  # Facts rendered without a pause; in the pauses the event loop can run.
+_BREATH_S = 0.0002  # Pause between two batches of rendering when no caller waits, s.
+_TURN_S = 0.05  # How long the writer waits for another process before it serves other runs, s.
 #: A commit may run on the event loop's thread if the last one took no longer, s. One takes 0.06 to 0.11 ms on a local
 #: disk; handing it to the writer's thread takes longer than that.
 SHORT_S = 0.001
-#: Cached hashes of texts that the file contains. Other texts are inserted again, and the file ignores them.
-_MOST_STORED_BODIES = 10_000
+_MOST_STORED_BODIES = 10_000  # Cached hashes of stored texts. The file ignores texts that are inserted again.
 
 
 _Outcome = tuple["asyncio.Future[None]", Exception | None]
@@ -270,14 +254,11 @@ _Outcome = tuple["asyncio.Future[None]", Exception | None]
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """The facts of one `append` call, recorded atomically."""
-
     facts: Sequence[Fact]
     epoch: int
     until: Persistence = Persistence.QUEUED
     waiter: asyncio.Future[None] | None = None
     loop: asyncio.AbstractEventLoop | None = None
-    #: number of facts; `facts` is emptied after rendering
     size: int = field(init=False)
     has_effect: bool = False
     rows: list[Row] = field(default_factory=list["Row"])
@@ -313,16 +294,11 @@ class SqliteJournal:
         self._is_urgent = False
         self._is_closed = False
         self._failure: Exception | None = None
-        #: callers that wait for a commit
         self._waiting = 0
-        #: whether this round of the event loop had a commit on its thread
-        self._has_committed_here = False
-        #: begins the commit of facts that are needed soon
-        self._timer: asyncio.TimerHandle | None = None
-        #: held by the thread that writes; what follows belongs to it
-        self._writing = new_lock()
-        #: duration of the last commit that did not wait for the disk, s
-        self._commit_s = 0.0
+        self._has_committed_here = False  # whether this round of the event loop had a commit on its thread
+        self._timer: asyncio.TimerHandle | None = None  # begins the commit of facts that are needed soon
+        self._writing = new_lock()  # held by the thread that writes; what follows belongs to it
+        self._commit_s = 0.0  # duration of the last commit that did not wait for the disk, s
         self._file = file
         self._lock = CommitLock(directory / COMMIT_LOCK)
         self._stalled: list[_Unit] = []
@@ -354,7 +330,6 @@ class SqliteJournal:
         return {(fact.name, fact.kind): fact for fact in facts}
 
     async def flush(self) -> None:
-        """Return when all appended facts are committed, or were refused because of their epoch."""
         if self._failure is not None:
             raise self._refusal(self._failure)
         if self._appended != self._done:
@@ -362,7 +337,6 @@ class SqliteJournal:
             await self._push_and_wait((), 0, Persistence.COMMITTED)
 
     async def close(self) -> None:
-        """Flush, and close the file in the background."""
         if self._is_closed:
             return
         if self._writer is not group_writer():  # a forked process: the queue belongs to its parent
@@ -405,7 +379,6 @@ class SqliteJournal:
             self._waiting -= 1
 
     def _commit_queue(self) -> None:
-        """Commit the queued facts now, without a caller that waits."""
         self._timer = None
         if self._appended == self._done or self._writer is not group_writer():
             return
@@ -429,7 +402,7 @@ class SqliteJournal:
         return True
 
     def _can_commit_here(self) -> bool:
-        """Return whether a commit is faster on the loop's thread than a wait for the writer's thread.
+        """Whether a commit is faster on the loop's thread than a wait for the writer's thread.
 
         It is if no other caller waits, so that no commit could be shared, and if the last commit was short.
         """
@@ -468,11 +441,9 @@ class SqliteJournal:
             self._write_queue()
 
     def _write_queue(self, *, turn_s: float = _TURN_S, here: asyncio.AbstractEventLoop | None = None) -> None:
-        """Write all queued facts.
+        """After `turn_s` of waiting for other processes, the rest is left to the writer's thread.
 
-        Args:
-            turn_s: How long to wait for other processes before the rest is left to the writer's thread, s.
-            here: The running loop, if this is its thread.
+        `here` is the running loop, if this is its thread.
         """
         rest = len(self._queue)  # a limit, so that a busy run does not delay other runs
         group: list[_Unit] = []
@@ -496,7 +467,7 @@ class SqliteJournal:
             _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
             self._resolve_waiters(group, error)
         if self._failure is not None:
-            while self._queue:  # including units that were appended during the failure
+            while self._queue:
                 self._resolve_waiters([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
             self._lock.close()
@@ -535,7 +506,6 @@ class SqliteJournal:
         unit.facts = ()
 
     def _is_committed(self, group: list[_Unit], turn_s: float) -> bool:
-        """Commit a group; return False if another process holds the lock."""
         import sqlite3
 
         from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
@@ -596,13 +566,8 @@ class SqliteJournal:
         return rows, bodies
 
     def _resolve_waiters(
-        self,
-        group: Iterable[_Unit],
-        error: Exception | None = None,
-        *,
-        here: asyncio.AbstractEventLoop | None = None,
+        self, group: Iterable[_Unit], error: Exception | None = None, *, here: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        """Resolve the futures of these units, with one call into each event loop except `here`."""
         done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
             self._done += unit.size
@@ -611,7 +576,7 @@ class SqliteJournal:
                 done.setdefault(unit.loop, []).append((unit.waiter, told))
         _resolve(done.pop(here, ()) if here is not None else ())
         for loop, outcomes in done.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_resolve, outcomes)
 
 

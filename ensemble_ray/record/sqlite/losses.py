@@ -29,11 +29,9 @@ from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.record.journal import BODY_MARK, REFERENCE, accepted_loss, body_digest, stored_text
 from ensemble_ray.record.stores import resume_advice
 
-#: The file in a run's directory.
 COUNT = "record.count"
 _NOTE_BYTES = 64
-#: Places of the notes: of the last commit, of the last synchronised one, of the last one with an effect.
-_COMMITTED, _SYNCED, _EFFECT = range(3)
+_COMMITTED, _SYNCED, _EFFECT = range(3)  # places of the notes on the last such commit
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TRIES = 5
 _PAUSE_S = 0.001
@@ -41,25 +39,19 @@ _PAUSE_S = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCount:
-    """The notes of a record."""
-
     committed: int
-    #: position of the last fact that the disk itself has; 0: none
-    synced: int
-    #: position of the last fact that was committed with, or after, the start of an effect on the world; 0: none
-    effect: int
+    synced: int  # last fact that the disk itself has; 0: none
+    effect: int  # last fact committed with, or after, the start of an effect on the world; 0: none
     is_same_boot: bool
 
 
 class CountFile:
-    """The notes of one run, opened by a writer."""
-
     def __init__(self, directory: Path) -> None:
         self._descriptor = os.open(directory / COUNT, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def note(self, seq: int, *, has_effect: bool = False) -> None:
         """Note a commit. Call it after the commit."""
-        # On a full disk the write may fail. The note is then too small, which rule 1 allows; the next commit fails.
+        # On a full disk the note may be too small, which rule 1 allows; the next commit fails.
         with contextlib.suppress(OSError):
             if has_effect:  # first: a process that dies in between must not leave only the commit's note
                 self._write(_EFFECT, seq)
@@ -67,11 +59,10 @@ class CountFile:
 
     def note_synced(self, seq: int) -> None:
         """Note that the disk has all facts up to this position. Call it after the synchronisation."""
-        with contextlib.suppress(OSError):  # as above
+        with contextlib.suppress(OSError):
             self._write(_SYNCED, seq)
 
     def reset(self, seq: int) -> None:
-        """Note this position as the end of the record, and drop earlier notes."""
         for slot in (_SYNCED, _EFFECT, _COMMITTED):
             self._write(slot, seq if slot == _COMMITTED else 0)
 
@@ -86,7 +77,6 @@ class CountFile:
 
 
 def read_count(directory: Path) -> CommitCount | None:
-    """Return the notes of a run; None if it has none, for example because an earlier version wrote the record."""
     committed = synced = effect = None
     for attempt in range(_TRIES):
         if attempt:
@@ -134,24 +124,19 @@ def _boot() -> bytes:
 
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
-#: First word of a log with little-endian checksums. If the lowest bit is set, they are big-endian.
-_MAGIC = 0x377F0682
+_MAGIC = 0x377F0682  # First word of a log with little-endian checksums. If the lowest bit is set, they are big-endian.
 _MASK = 0xFFFFFFFF
 _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 512, 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScan:
-    #: commits up to the end that SQLite sees
     commits: int
-    #: position of the first byte that is in no complete frame of this round; None: the log ends cleanly
-    broken_at: int | None = None
-    #: commits with correct frames behind that position
-    commits_behind: int = 0
+    broken_at: int | None = None  # first byte that is in no complete frame of this round; None: the log ends cleanly
+    commits_behind: int = 0  # commits with correct frames behind that position
 
     @property
     def is_damaged(self) -> bool:
-        """Whether commits are certainly lost (rule 3)."""
         return self.commits_behind > 1
 
 
@@ -216,8 +201,7 @@ def _checksum(part: bytes, sums: tuple[int, int], *, is_big: bool) -> tuple[int,
     return first, second
 
 
-#: The file in a run's directory.
-RECORD = "record.sqlite"
+RECORD = "record.sqlite"  # The file in a run's directory.
 #: Logs without damage: path -> inode, size and time. A record without notes is checked for every page.
 _in_order: dict[str, tuple[int, int, int]] = {}
 _REMEMBERED = 1000
@@ -227,14 +211,11 @@ _REMEMBERED = 1000
 class Loss:
     path: Path
     last: int
-    #: position of the last fact that was committed; None: not known
-    expected: int | None
+    expected: int | None  # last fact that was committed; None: unknown
     gap: int = 0
     texts: int = 0
-    #: the rest of the log; None: there is no log
     log: LogScan | None = None
-    #: whether the lost facts may include the start of an effect on the world
-    has_effect: bool = True
+    has_effect: bool = True  # whether the lost facts may include the start of an effect on the world
 
     def accept(self, kept: str | None) -> LossAccepted:
         return LossAccepted(
@@ -290,7 +271,6 @@ def log_of(path: Path) -> Path:
 
 
 def make_deleted_error(path: Path) -> RecordError:
-    """Return the error for a record that was removed during a write, or that has notes but no file."""
     return RecordError(
         f"The run's record was removed: {path} is missing or another file. Its facts are lost. "
         "Restore it, or run again under another run id",
@@ -315,7 +295,11 @@ def find_loss(
     number, last = connection.execute("SELECT count(*), coalesce(max(seq), 0) FROM facts").fetchone()
     gap = int(last) - int(number)
     is_cut = is_short(connection, count, path)
-    accepted = _read_accepted(connection) if gap or is_cut or has_texts else []
+    accepted: list[tuple[int, LossAccepted]] = []
+    if gap or is_cut or has_texts:
+        query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
+        rows = connection.execute(query, (LossAccepted.FENCE,))
+        accepted = [(int(seq), accepted_loss(text)) for seq, text in rows]
     texts = _missing_texts(connection) if has_texts and not accepted else 0
     gap -= sum(loss.gap for _, loss in accepted)
     committed = count.committed if count is not None else None
@@ -335,13 +319,7 @@ def find_loss(
     )
 
 
-def _read_accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
-    query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
-    return [(int(seq), accepted_loss(text)) for seq, text in connection.execute(query, (LossAccepted.FENCE,))]
-
-
 def _missing_texts(connection: sqlite3.Connection) -> int:
-    """Count the long texts that facts refer to and that are missing or altered."""
     wanted: set[str] = set()
     for (text,) in connection.execute("SELECT data FROM facts WHERE instr(data, ?)", (BODY_MARK,)):
         wanted.update(REFERENCE.findall(str(text)))
@@ -408,8 +386,7 @@ def read_commit_count(directory: Path) -> CommitCount | None:
 
 _PART_BYTES = 32_768
 _lock = new_lock()
-#: Number of this process's writing connections, by path of the record.
-_open: dict[str, int] = {}
+_open: dict[str, int] = {}  # This process's writing connections, by path of the record.
 
 
 def index_of(path: Path) -> Path:

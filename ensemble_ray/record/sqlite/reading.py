@@ -33,20 +33,18 @@ from ensemble_ray.record.sqlite.losses import (
 
 T = TypeVar("T")
 
-#: How long SQLite waits for a lock, s. Writers use `COMMIT_LOCK`, so only readers that recover a log wait here.
-BUSY_S = 10.0
+BUSY_S = 10.0  # How long SQLite waits for a lock, s. Writers use `COMMIT_LOCK`; readers that recover a log wait here.
 _TRIES = 5
 
 
 def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-    """Return all committed facts of a run in order. `is_partial` reads a damaged record too."""
     if not is_partial and (loss := loss_in(directory)) is not None:
         raise loss.error()
     return _read(directory, run_id, is_partial=is_partial)
 
 
 def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
-    """Return the loss of a run's record, or None. `has_texts`: check its long texts too."""
+    """Return the loss of a run's record, if any. `has_texts`: check its long texts too."""
     count, path = read_commit_count(directory), directory / RECORD
 
     def find(connection: sqlite3.Connection) -> Loss | None:
@@ -61,7 +59,6 @@ def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
 
 
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
-    """Return the last fact of the run as a whole with one of these kinds, or None."""
     marks = ", ".join("?" * len(kinds))
     where = f"WHERE seq = (SELECT max(seq) FROM facts WHERE instance = 'run' AND kind IN ({marks}))"  # noqa: S608  marks only
     found = _read(directory, run_id, where, kinds)
@@ -69,7 +66,7 @@ def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | No
 
 
 def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool = False) -> int:
-    """Return the position of the last committed fact of these kinds (None: any kind); 0 if there is none."""
+    """Return the position of the last committed fact of these kinds (None: any kind), or 0."""
     if not is_partial and (loss := loss_in(directory)) is not None:
         raise loss.error()
     where, values = _of_kinds(kinds)
@@ -130,7 +127,6 @@ def facts_in(
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the version of the record's format, or raise a `RecordError`."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > FORMAT:
         raise RecordError(
@@ -156,7 +152,6 @@ def unreadable(path: Path, reason: BaseException | str) -> RecordError:
 
 
 def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
-    """Return an SQL condition for these kinds, and the values of its placeholders."""
     if kinds is None:
         return "", ()
     # The index of instances finds facts of the run, independent of the number of other facts.
@@ -178,7 +173,6 @@ def _read(
 
 @no_fork()
 def read_from(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
-    """Call `read` with a connection to the file and return its result; return `nothing` if the file does not exist."""
     path = directory / RECORD
     log = log_of(path)
     count = read_commit_count(directory)  # before the file, which then contains all noted facts
@@ -233,14 +227,13 @@ def _readable(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def _copy(path: Path, directory: Path) -> None:
-    """Copy a record and its log consistently, also while a writer is active."""
     files = (path, log_of(path))
     for tries_left in reversed(range(_TRIES)):
         before = [_stamp(each) for each in files]
         try:
             for each, found in zip(files, before, strict=True):
                 if found is None:
-                    Path(directory, each.name).unlink(missing_ok=True)  # from an earlier attempt
+                    Path(directory, each.name).unlink(missing_ok=True)
                 else:
                     shutil.copyfile(each, directory / each.name)
         except FileNotFoundError:  # its last writer closed it and removed the log

@@ -22,14 +22,7 @@ from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_
 from ensemble_ray.record.sqlite.file import SqliteFile, cannot_write
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, PATIENCE_S, CommitLock, SqliteJournal
 from ensemble_ray.record.sqlite.losses import RECORD, keep_log
-from ensemble_ray.record.sqlite.reading import (
-    facts_in,
-    last_seq,
-    loss_in,
-    read_from,
-    read_instance,
-    read_page,
-)
+from ensemble_ray.record.sqlite.reading import facts_in, last_seq, loss_in, read_from, read_instance, read_page
 from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.ids import OWNER_STEP, RUN
 from ensemble_ray.values.outputs import RunState
@@ -96,8 +89,6 @@ T = TypeVar("T")
 
 
 class _Acquired(NamedTuple):
-    """A run that this process owns now."""
-
     file: SqliteFile
     epoch: int
 
@@ -106,8 +97,7 @@ class SqliteStore:
     def __init__(self, home: Path, *, patience_s: float = PATIENCE_S) -> None:
         self._home = home
         self._patience_s = patience_s
-        #: runs that had ended when they were last listed
-        self._ended: dict[str, tuple[int, RecordedRun]] = {}
+        self._ended: dict[str, tuple[int, RecordedRun]] = {}  # runs that had ended when they were last listed
 
     async def begin(
         self, run_id: str, *, origin: str = "", is_buffered: bool = False, state: RunState = RunState.PENDING
@@ -117,12 +107,7 @@ class SqliteStore:
         return self._own(directory, acquired, is_buffered=is_buffered)
 
     async def claim(
-        self,
-        run_id: str,
-        *,
-        is_buffered: bool = False,
-        by_force: bool = False,
-        state: RunState = RunState.PENDING,
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, state: RunState = RunState.PENDING
     ) -> OwnedRun:
         directory = existing_run(run_id, self._home)
         acquired = await _hold(directory, threads.run(self._claim, directory, state, by_force=by_force))
@@ -222,7 +207,6 @@ class SqliteStore:
             return _Acquired(SqliteFile(directory.path), 0)
 
     def _claim(self, directory: RunDirectory, state: RunState, *, by_force: bool) -> _Acquired:
-        """Acquire the run and raise its epoch, atomically for other processes."""
         with self._owning(directory, state, by_force=by_force):
             file = SqliteFile(directory.path)
             try:
@@ -269,7 +253,6 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def _locked(self, directory: RunDirectory) -> Generator[CommitLock]:
-        """Yield the run's commit lock, free, and close it afterwards. If the block fails, release the run."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
             yield lock
@@ -284,14 +267,13 @@ class SqliteStore:
 
 
 def _raised_epoch(file: SqliteFile) -> int:
-    """Raise the run's epoch above all others, inside a transaction, and return it."""
     epoch: int = max(file.epochs().values(), default=0) + OWNER_STEP
     file.raise_epoch(RUN, epoch)
     return epoch
 
 
 async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
-    """Run the work that acquires the run. If the caller is cancelled, close the file and release the run after it."""
+    """Acquire the run. If the caller is cancelled, close the file and release the run after it."""
 
     async def release() -> None:
         try:
@@ -306,7 +288,7 @@ async def _hold(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
         releasing = asyncio.ensure_future(release())
-        releasing.add_done_callback(lambda done: None if done.cancelled() else done.exception())  # mark it as retrieved
+        releasing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         raise
 
 

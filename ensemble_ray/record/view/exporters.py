@@ -16,8 +16,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
 
 _log = bounded_logger(__name__)
-#: Default folder for traces in capture mode full (S-CAP-15).
-_DEFAULT_FOLDER = "./traces/"
+_DEFAULT_FOLDER = "./traces/"  # In capture mode full (S-CAP-15).
 
 #: Types that `trace_exporter` accepts (S-TRC-60).
 AnyExporter = Union[ExecutionTraceExporter, "Callable[[ExecutionTrace], object]"]
@@ -38,7 +37,11 @@ class JsonTraceExporter:
 
     def export(self, trace: ExecutionTrace) -> None:
         """Write one trace."""
-        target = self.path / f"{_file_name(trace.ensemble_id)}.json" if self.directory_mode else self.path
+        target = self.path
+        if self.directory_mode:
+            # The user may choose the id, and it must not point out of the folder.
+            name = re.sub(r"[^A-Za-z0-9._-]|^\.+", "_", trace.ensemble_id) or "_"
+            target /= f"{name}.json"
         try:
             trace.write_json(target)
         except OSError as error:
@@ -46,11 +49,6 @@ class JsonTraceExporter:
 
     def __repr__(self) -> str:
         return f"JsonTraceExporter({str(self.path)!r}, directory_mode={self.directory_mode})"
-
-
-def _file_name(ensemble_id: str) -> str:
-    """Return an id as a file name. The user may choose the id, and it must not point out of the folder."""
-    return re.sub(r"[^A-Za-z0-9._-]|^\.+", "_", ensemble_id) or "_"
 
 
 def effective_exporter(capture_mode: CaptureMode, trace_exporter: AnyExporter | None) -> AnyExporter | None:

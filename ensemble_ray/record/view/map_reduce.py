@@ -51,22 +51,19 @@ VIEW_KINDS = (
     ),
     *UNKNOWN_KINDS,
 )
-#: Number of failures that are shown; all of them are in the record.
-_MOST_SHOWN = 20
+_MOST_SHOWN = 20  # Failures that are shown; all of them are in the record.
 _TITLE = 100
 _REASON = 400
 
 
 class MapReduceView:
     def __init__(self, run_id: str, *, is_running: bool = False) -> None:
-        """Start without facts; if the run is running, its calls without a result may still be in progress."""
         self._is_running = is_running
         self._unknown = UnknownOutcomes()
         self._run_id = run_id
         self._recovery = MapReduceResumeReader(self._apply_output, keep_inner=self._apply_inner)
         self._levels: dict[int, LevelTally] = {}
-        #: the first failures by key, including failures of tasks that succeeded later; a view leaves these out
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, str] = {}  # the first ones; a view leaves out tasks that succeeded later
         self._last_at = 0.0
         self._lost: list[str] = []
 
@@ -90,7 +87,6 @@ class MapReduceView:
 
     @property
     def levels(self) -> list[LevelTally]:
-        """Its levels, starting with the lowest."""
         levels = dict(self._recovery.groups.counts)
         unknown: Counter[int | None] = Counter()
         for key, count in self._unknown.counts(self._is_over).items():
@@ -99,8 +95,12 @@ class MapReduceView:
             levels[0] = self._recovery.items.count
         for level in {*levels, *self._levels}:
             tally = self._tally(level)
+            final = self._recovery.groups.final
+            named = [FINAL] if final is not None and level == final.level else []
+            outcomes = [self._recovery.outcome(key) for key in (*named, *([DIRECT] if level == 0 else ()))]
             tally.done, tally.failed = (
-                self._count(outcome, level) for outcome in (RecordedOutcome.COMPLETED, RecordedOutcome.FAILED)
+                self._recovery.count(outcome, level) + outcomes.count(outcome)
+                for outcome in (RecordedOutcome.COMPLETED, RecordedOutcome.FAILED)
             )
             tally.unknown = unknown[level]
             tally.total = max(levels.get(level, 0), tally.done + tally.failed)
@@ -166,25 +166,17 @@ class MapReduceView:
         }
 
     def _own_error(self) -> str:
-        """Return the error of the run itself, such as an error of its source of items; empty if there is none."""
         if (own := self._recovery.head.own_error) is None:
             return ""
         return f"{row_text(own.error_type, _TITLE)}: {row_text(own.message, _REASON)}"
 
     def _is_over(self, key: str) -> bool:
-        """Whether the calls of a task that have no result are no longer in progress."""
         return not self._is_running or self._recovery.outcome(key) is not RecordedOutcome.UNKNOWN
 
     def _standing_failures(self) -> dict[str, str]:
         return {
             key: text for key, text in self._failures.items() if self._recovery.outcome(key) is RecordedOutcome.FAILED
         }
-
-    def _count(self, outcome: RecordedOutcome, level: int) -> int:
-        final, recovery = self._recovery.groups.final, self._recovery
-        named = final is not None and level == final.level and recovery.outcome(FINAL) is outcome
-        direct = level == 0 and recovery.outcome(DIRECT) is outcome
-        return recovery.count(outcome, level) + named + direct
 
     def _tally(self, level: int) -> LevelTally:
         tally = self._levels.get(level)
@@ -213,7 +205,6 @@ class MapReduceView:
         tally.add(output.metrics, output.completed_at - output.duration, output.completed_at)
 
     def _apply_inner(self, key: str, fact: Fact[OutputRecorded] | Fact[FailureRecorded]) -> None:
-        """Count a task inside an item of several tasks."""
         if isinstance(fact.data, OutputRecorded):
             self._apply_output(key, fact.data)
         elif (trace := read_trace(fact)) is not None:  # pyright: ignore[reportArgumentType]  it is not an output

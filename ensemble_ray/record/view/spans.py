@@ -24,8 +24,6 @@ from ensemble_ray.values.trace import RunTracing, parse_traceparent
 
 @dataclass(slots=True, kw_only=True)
 class _Beginning:
-    """One period of a run: from its start or resumption until it ended or was interrupted."""
-
     tracing: RunTracing
     started_at: float
     last_at: float
@@ -39,7 +37,6 @@ class _Beginning:
 
 
 def recorded_spans(facts: Sequence[Fact], content: Content = Content.NO_CONTENT) -> list[SpanData]:
-    """Return the spans of a run by period; spans of tasks precede the span of their period."""
     history = RunHistory(has_details=True)
     spans: list[SpanData] = []
     for beginning in _read(facts, history):
@@ -56,8 +53,7 @@ def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
     An execution that was active when the run was interrupted or suspended belongs to the period of its last fact.
     """
     beginnings: list[_Beginning] = []
-    #: executions that are not reported yet -> the period of their last fact
-    untold: dict[str, _Beginning] = {}
+    untold: dict[str, _Beginning] = {}  # executions that are not reported yet -> the period of their last fact
     for fact in facts:
         match fact.data:
             case PlanRecorded(started_at=at, traceparent=caller):
@@ -78,7 +74,6 @@ def _read(facts: Iterable[Fact], history: RunHistory) -> Sequence[_Beginning]:
         if not beginnings:
             continue
         beginnings[-1].last_at = max(beginnings[-1].last_at, fact.at)
-        # A stimulus about its end is not an action of the execution.
         is_work = not (fact.is_of_run or is_making_agent(fact))
         if is_work and (fact.instance in untold or not isinstance(fact.data, StimulusRecorded)):
             untold[fact.instance] = beginnings[-1]
@@ -95,7 +90,6 @@ def _tell(history: RunHistory, untold: dict[str, _Beginning]) -> None:
 
 
 def _make_traced(work: RecordedWork, beginning: _Beginning) -> TaskTracedEvent:
-    """Return the end of an execution as the run reported it or would have reported it."""
     state = RunState.INTERRUPTED if beginning.end is None else beginning.end.state or RunState.INTERRUPTED
     trace = work.trace(state.value)
     failure = work.failure if work.has_failed else None
@@ -114,7 +108,6 @@ def _make_traced(work: RecordedWork, beginning: _Beginning) -> TaskTracedEvent:
 
 
 def _run_ended(header: PlanRecorded, beginning: _Beginning) -> RunTracedEvent:
-    """Return the end of a period; a period without an end was interrupted."""
     end = beginning.end
     reason, error_type, message = ExitReason.ERROR, "Interrupted", "The run was interrupted"
     if end is not None:

@@ -1,6 +1,6 @@
 """Render an `ExecutionTrace` as a tree of rows or plain text lines for users. Pure.
 
-The rows have no colours and no control characters from texts of models or tools, and do not depend on terminal sizes.
+The rows have no colours and no control characters from texts of models or tools.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class UnitBranch:
-    """A unit, or one execution of it."""
-
-    #: `loop:refine`, or `loop:refine#2` for an execution
-    path: str
+    path: str  # `loop:refine`, or `loop:refine#2` for an execution
     entries: list[Entry] = field(default_factory=list["Entry"])
 
     @property
@@ -58,7 +55,6 @@ Entry = Union[TaskTrace, UnitBranch]  # noqa: UP007  a name for the union, also 
 
 
 def branches_of(traces: Iterable[TaskTrace]) -> list[Entry]:
-    """Return tasks grouped by unit; a unit has the position of its first task."""
     root = UnitBranch(path="")
     known: dict[str, UnitBranch] = {"": root}
     for trace in traces:
@@ -68,7 +64,6 @@ def branches_of(traces: Iterable[TaskTrace]) -> list[Entry]:
 
 
 def _branch(path: str, known: dict[str, UnitBranch]) -> UnitBranch:
-    """Return the branch of a path; add it and its parents if they are missing."""
     found = known.get(path)
     if found is None:
         before, _, last = path.rpartition("/")
@@ -127,7 +122,6 @@ def format_seconds(duration: timedelta) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -141,7 +135,6 @@ def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int =
 def branch_lines(depths: Sequence[int]) -> list[str]:
     """Return the prefixes of rows, with a line for the depths that have later rows."""
     found: list[str] = []
-    #: depths with a later row of the same parent
     to_come: set[int] = set()
     for row_depth in reversed(depths):
         parts = ["│  " if depth in to_come else "   " for depth in range(1, row_depth)]
@@ -176,31 +169,22 @@ def review_lines(metadata: Mapping[str, object]) -> Iterator[tuple[str, tuple[st
         details = (as_text(gate.get("by")), as_text(gate.get("comment")), "timed out" if gate.get("timed_out") else "")
         yield f"{title}, asked: {asked}" if asked else title, tuple(each for each in details if each)
         if verdict == "edit":
-            for line in _difference(as_text(gate.get("original")), as_text(gate.get("text"))):
-                yield line, ()
+            before, after = (as_text(gate.get(name)).splitlines() for name in ("original", "text"))
+            compared = difflib.unified_diff(before, after, lineterm="", n=1)
+            lines = [line for line in compared if not line.startswith(("---", "+++", "@@"))]
+            yield from ((line, ()) for line in lines[:_MOST_LINES])
+            if (left_out := len(lines) - _MOST_LINES) > 0:
+                yield f"... {left_out:,} more lines", ()
 
 
-def _difference(before: str, after: str) -> Sequence[str]:
-    """Return the removed and added lines of an edit, with one line of context."""
-    compared = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
-    lines = [line for line in compared if not line.startswith(("---", "+++", "@@"))]
-    left_out = len(lines) - _MOST_LINES
-    return lines if left_out <= 0 else [*lines[:_MOST_LINES], f"... {left_out:,} more lines"]
-
-
-#: A map-reduce with more tasks is shown by its levels only; also the maximum number of errors.
-_MOST_TASKS = 100
-#: Longest text of a row's title and of a quoted answer, characters.
-_TITLE = 72
+_MOST_TASKS = 100  # A map-reduce with more tasks is shown by its levels only; also the maximum number of errors.
+_TITLE = 72  # Longest text of a row's title and of a quoted answer, characters.
 _QUOTE = 100
-#: Longest reason of a failure and its location.
-_REASON = 400
+_REASON = 400  # Longest reason of a failure and its location.
 _LOST = 300
 
-#: Replaces the text of an answer that requests tools, since such an answer is never empty.
-_ASKED = "(tool calls)"
-#: Tools that delegate work; a malformed call of them makes no delegation.
-_DELEGATING = frozenset({"delegate", "delegate_task"})
+_ASKED = "(tool calls)"  # Replaces the text of an answer that requests tools, since such an answer is never empty.
+_DELEGATING = frozenset({"delegate", "delegate_task"})  # a malformed call of these makes no delegation
 
 RowKind = Literal[
     "run",
@@ -227,7 +211,6 @@ class TreeRow:
     depth: int
     kind: RowKind
     title: str
-    #: times, tokens, counts; shown after the title
     details: tuple[str, ...] = ()
     is_bad: bool = False
 
@@ -242,7 +225,6 @@ def render_tree(trace: ExecutionTrace) -> str:
 
 
 def render_rows(rows: Sequence[TreeRow]) -> str:
-    """Return rows of a tree as text, one per line, without a trailing line feed."""
     lines: list[str] = []
     for row, branches in zip(rows, branch_lines([row.depth for row in rows]), strict=True):
         lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
@@ -252,10 +234,14 @@ def render_rows(rows: Sequence[TreeRow]) -> str:
 def _rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer]) -> Iterator[TreeRow]:
     named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
     ensemble_id, workflow, state = (row_text(text, _TITLE) for text in named)
+    parent, origin = "", as_mapping(trace.metadata.get("forked_from"))
+    if origin:
+        run, task = (row_text(str(origin.get(name, "")), _TITLE) for name in ("run", "task"))
+        parent = f", fork of {run} from {task}"
     yield TreeRow(
         depth=0,
         kind="run",
-        title=f"Run {ensemble_id}: {workflow}, {state}{_parent(trace)}",
+        title=f"Run {ensemble_id}: {workflow}, {state}{parent}",
         details=(*name_details(trace.ensemble_name), *_run_details(trace)),
         is_bad=bool(trace.errors),
     )
@@ -269,7 +255,11 @@ def _rows(trace: ExecutionTrace, verdicts: Sequence[PredicateAnswer]) -> Iterato
         tallies = level_tallies(trace, failed)
         yield from map(level_row, tallies)
         if sum(tally.total for tally in tallies) > _MOST_TASKS:
-            yield from _unknown_rows(trace.task_traces)
+            unknown = [_tool_row(call, 1) for task in trace.task_traces for call in unknown_calls(task)]  # S-DUR-26
+            yield from unknown[:_MOST_TASKS]
+            if len(unknown) > _MOST_TASKS:
+                title = f"and {len(unknown) - _MOST_TASKS:,} more of unknown outcome"
+                yield TreeRow(depth=1, kind="tool", title=title, is_bad=True)
             yield from _error_rows(trace.errors)
             return
     of_path: dict[str, list[PredicateAnswer]] = {}
@@ -306,7 +296,6 @@ def _entry_rows(
 
 
 def _verdict_row(trace: ExecutionTrace, verdict: PredicateAnswer, depth: int) -> TreeRow:
-    """Return the row of an answer of a predicate or a condition; its time counts from the start of the run."""
     asked = "until" if verdict.edge is None else f"edge {verdict.edge}"
     answer = f"raised {row_text(verdict.error, _QUOTE)}" if verdict.answer is None else str(verdict.answer).lower()
     after = format_seconds(max(timedelta(), utc_of(verdict.at) - trace.started_at))
@@ -326,14 +315,6 @@ def name_details(name: str | None) -> tuple[str, ...]:
 def tags_row(tags: Mapping[str, object]) -> TreeRow:
     shown = (row_text(f"{name}={value}" if value else name, _TITLE) for name, value in tags.items())
     return TreeRow(depth=1, kind="tags", title="tags", details=tuple(shown))
-
-
-def _parent(trace: ExecutionTrace) -> str:
-    origin: object = trace.metadata.get("forked_from")
-    if not isinstance(origin, Mapping):
-        return ""
-    run, task = (row_text(str(cast("Mapping[str, object]", origin).get(name, "")), _TITLE) for name in ("run", "task"))
-    return f", fork of {run} from {task}"
 
 
 def level_row(tally: LevelTally) -> TreeRow:
@@ -358,15 +339,6 @@ def level_row(tally: LevelTally) -> TreeRow:
     return TreeRow(
         depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
     )
-
-
-def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
-    """Return the calls of unknown outcome of tasks without rows (S-DUR-26)."""
-    rows = [_tool_row(call, 1) for task in tasks for call in unknown_calls(task)]
-    yield from rows[:_MOST_TASKS]
-    if len(rows) > _MOST_TASKS:
-        title = f"and {len(rows) - _MOST_TASKS:,} more of unknown outcome"
-        yield TreeRow(depth=1, kind="tool", title=title, is_bad=True)
 
 
 def lost_row(text: str) -> TreeRow:
@@ -402,7 +374,6 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
 
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
-    """Return the rows of a task and of its actions; `more` are details of delegated work."""
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
     details = (format_seconds(task.duration), *more, *_task_details(task, state))
     role = row_text(task.agent_role or "?", _TITLE)
@@ -412,7 +383,7 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
         yield from _interaction_rows(interaction, left, depth + 1)
-    for delegation in left:  # delegations of an unfinished turn
+    for delegation in left:  # of an unfinished turn
         yield from _delegation_rows(delegation, depth + 1)
     for title, reviewed in review_lines(task.metadata):
         shown = tuple(row_text(each, _TITLE) for each in reviewed)
@@ -439,7 +410,6 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
 
 
 def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
-    """Return the rows of a task's input, and of the parts that a context budget removed."""
     if task.prompts is not None and task.prompts.history:
         said = task.prompts.history
         last = row_text(said[-1].content or "", _QUOTE)
@@ -450,9 +420,12 @@ def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
-    """Return the rows of a model call and its tool calls; their delegations are removed from `left`."""
-    what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
-    reason, waited = _incomplete(interaction), interaction.permit_wait
+    is_final = interaction.response_type == "final_answer"
+    what, waited = "answered" if is_final else "asked for tools", interaction.permit_wait
+    text = interaction.response_text if is_final else _ASKED
+    reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
+    if reason is not None and reason != "empty":
+        reason = f"cut off: {reason}"
     yield TreeRow(
         depth=depth,
         kind="model",
@@ -479,12 +452,6 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         is_refused = call.outcome == "success" and not delegation.succeeded
         yield _tool_row(call, depth + 1, is_refused=is_refused)
         yield from _delegation_rows(delegation, depth + 2, is_refused=is_refused)
-
-
-def _incomplete(interaction: LlmInteraction) -> str | None:
-    text = interaction.response_text if interaction.response_type == "final_answer" else _ASKED
-    reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
-    return reason if reason is None or reason == "empty" else f"cut off: {reason}"
 
 
 def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: bool = False) -> Iterator[TreeRow]:
@@ -521,7 +488,6 @@ _REFLECTION_LENGTH = 120
 
 
 def reflection_rows(facts: Iterable[Fact]) -> tuple[TreeRow, ...]:
-    """Return one row per output with a reflection, in order."""
     made: dict[str, ReflectionRecorded] = {}
     stored: set[str] = set()
     for fact in facts:
@@ -554,12 +520,10 @@ def directives_in(facts: Iterable[Fact]) -> list[DirectiveFact]:
 
 
 def directive_rows(given: Iterable[DirectiveFact]) -> tuple[TreeRow, ...]:
-    """Return one row per directive, with its text, sender and expiry, and per choice of a model."""
     return tuple(_directive_row(each) for each in given)
 
 
 def directive_data(given: Iterable[DirectiveFact]) -> dict[str, list[dict[str, object]]]:
-    """Return `directives` and `model_switches` as JSON data, without empty lists."""
     directives: list[dict[str, object]] = []
     switches: list[dict[str, object]] = []
     for each in given:

@@ -310,7 +310,7 @@ def test_id_stays_free_when_a_run_is_cancelled_that_never_began(call: Call, step
 
     run_blocking(died_early())
     assert call("cancel", "early").printed == "Run early: cancelled\n"
-    assert "Run it anew" in call("resume", "early").said
+    assert "Run it again" in call("resume", "early").said
     assert call("run", steps, "--run-id", "early").printed == "c\n"
 
 

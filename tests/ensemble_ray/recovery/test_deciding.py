@@ -137,7 +137,7 @@ async def test_exit_ends_the_run_with_what_is_done(home: InlineRuntime) -> None:
     output = await aresume("run", team.ensemble(), runtime=home)
     assert output.exit_reason == "user_exit_early"
     assert [each.raw for each in output.completed_tasks] == ["text of Draft a"]
-    with pytest.raises(ValidationError, match="Run 'run' has ended: it is completed, and its gates wait for nobody"):
+    with pytest.raises(ValidationError, match="Run 'run' has ended: it is completed, and its gates accept no decision"):
         await adecide("run", gates["Draft b"], APPROVE, runtime=home)
 
 
@@ -266,9 +266,9 @@ async def test_what_is_no_gate_or_decision_is_refused(home: InlineRuntime) -> No
     first, second = [review.gate_id for review in await apending_reviews(runtime=home)]
     with pytest.raises(ValidationError, match=r"Unknown run 'runn' in .*Nearest: \[run\]"):
         await adecide("runn", first, APPROVE, runtime=home)
-    with pytest.raises(ValidationError, match=rf"Run 'run' has no gate 'x'\. Those that wait: \[{first}, {second}\]"):
+    with pytest.raises(ValidationError, match=rf"Run 'run' has no gate 'x'\. Open gates: \[{first}, {second}\]"):
         await adecide("run", "x", APPROVE, runtime=home)
-    with pytest.raises(ValidationError, match=r"Run 'run' has no gate ''\. Those"):
+    with pytest.raises(ValidationError, match=r"Run 'run' has no gate ''\. Open gates"):
         await adecide("run", "", APPROVE, runtime=home)
     with pytest.raises(ValidationError, match=r"decision must be a ReviewDecision, got: str\. Use ReviewDecision\.con"):
         await adecide("run", first, "approve", runtime=home)  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ async def test_gate_is_refused_when_its_task_failed_meanwhile(home: InlineRuntim
     with pytest.raises(EnsembleError):
         await Ensemble(tasks=[draft], review_handler=fail).arun(runtime=home, run_id="failed")
     (gate,) = fold_gates(await SqliteStore(Path(home.store_address.home)).gates_of("failed"))
-    with pytest.raises(ValidationError, match="waits for nobody: what it was asked for has ended without a decision"):
+    with pytest.raises(ValidationError, match="accepts no decision: its task or call has ended without one"):
         await adecide("failed", gate.gate_id, APPROVE, runtime=home)
 
 

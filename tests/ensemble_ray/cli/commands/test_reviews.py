@@ -149,7 +149,7 @@ def test_second_decision_is_refused_with_the_first(call: Call, waiting: OpenRevi
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("apology", "zzz", "approve"), "Error: Run 'apology' has no gate 'zzz'. Those that wait: ["),
+        (("apology", "zzz", "approve"), "Error: Run 'apology' has no gate 'zzz'. Open gates: ["),
         (("other", "zzz", "approve"), "Error: Unknown run 'other' in "),
         (("apology", "GATE", "edit"), "Error: edit needs the file with the new text, or - for standard input"),
         (("apology", "GATE", "edit", "none.txt"), "Error: cannot read 'none.txt': No such file or directory"),
