@@ -1,7 +1,7 @@
-"""Creates all actors and remote functions: names, namespace, resources, restarts, concurrency.
+"""Creates all actors and remote functions.
 
-Other modules contain plain classes and pass them in, since actors start each other. Actors wait for models or for each other, so
-none reserves a CPU; only CPU-heavy tools do, as tasks.
+Other modules contain plain classes and pass them in, since actors start each other. Actors wait for models or for each
+other, so none reserves a CPU; only CPU-heavy tools do, as tasks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from ensemble_ray.plan.placement import NOTHING, ResourceRequirements
 from ensemble_ray.tools.cpu import call_packed
 
 NAMESPACE = "ensemble_ray"
-#: Name of the first scheduler; the names of others end with a number.
+#: The names of other schedulers end with a number.
 SCHEDULER = "scheduler"
-#: Separates a namespace from the name of its scheduler. No namespace contains it.
+#: No namespace contains it.
 _BETWEEN = "/"
-#: Prefix of the names of journals; the node's id follows.
+#: The node's id follows.
 _JOURNAL = "journal-"
-#: A resource that only the head node has.
 _ON_HEAD = {"node:__internal_head__": 0.001}
 #: Far above use; the real limits are agents' slots and plans' caps.
 _CONCURRENCY = 100_000
-#: actor classes by class name and `max_restarts`
 _classes: dict[tuple[str, int], Any] = {}
 
 
 def actor_class(cls: type[object], *, max_restarts: int) -> Any:
-    """Return the actor class of a plain class. It is cached because Ray keeps each actor class."""
+    """The class is cached because Ray keeps each actor class."""
     name = (f"{cls.__module__}.{cls.__qualname__}", max_restarts)
     if name not in _classes:
         options: dict[str, Any] = {
@@ -40,8 +38,7 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
             "max_concurrency": _CONCURRENCY,
             "max_task_retries": 0,
             "max_restarts": max_restarts,
-            # Ray's head would store each call in its list of tasks, up to 100,000 (measured: 56 kB per request to an endpoint).
-            # The record contains the tasks.
+            # Ray's head would store up to 100,000 calls (measured: 56 kB per request to an endpoint). The record contains the tasks.
             "enable_task_events": False,
         }
         _classes[name] = cast("Any", ray.remote)(**options)(cls)  # noqa: TID251  the one place
@@ -49,7 +46,7 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
 
 
 def _get_shared(cls: type[object], name: str, *arguments: object, **options: object) -> Any:
-    """Return the cluster's actor with this name. It is created if missing, and outlives its drivers."""
+    """The actor is created if missing, and outlives its drivers."""
     actor = actor_class(cls, max_restarts=-1)
     options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     return actor.options(**options).remote(*arguments)
@@ -61,12 +58,11 @@ def scheduler_name(shard: int, namespace: str = "") -> str:
 
 
 def namespace_of(scheduler: str) -> str:
-    """Return the namespace in a scheduler's name; empty: the unnamed one."""
     return scheduler.rpartition(_BETWEEN)[0]
 
 
 def scheduler(cls: type[object], shard: int = 0, namespace: str = "") -> Any:
-    """Return a scheduler. It stays on the head node with the files of its runs; elsewhere it could not resume them."""
+    """A scheduler stays on the head node with the files of its runs; elsewhere it could not resume them."""
     name = scheduler_name(shard, namespace)
     return _get_shared(cls, name, name, resources=_ON_HEAD)
 
@@ -77,10 +73,7 @@ def existing_schedulers(namespace: str = "") -> dict[str, Any]:
 
 
 def run_driver(cls: type[object], name: str, config: object) -> Any:
-    """Return the actor that drives the runs of an endpoint, on the head node with their files.
-
-    Ray restarts it with the same `config`.
-    """
+    """Return the actor that drives the runs of an endpoint, on the head node with their files."""
     return _get_shared(cls, name, config, resources=_ON_HEAD)
 
 
@@ -95,7 +88,7 @@ def existing_journals() -> list[Any]:
 
 
 def existing_shared() -> dict[str, Any]:
-    """Return the cluster's shared actors by name, of all our namespaces. Starts none."""
+    """Return the actors of all our namespaces by name."""
     return {name: found for name in _names("") if (found := existing(name)) is not None}
 
 
@@ -118,8 +111,8 @@ def disposable(
     """Return a new process for runs. It is never restarted: its lost work is sent to another.
 
     Args:
-        requirements: What it requires of its node; it waits for a node that has it.
-        node_id: Its node; it fails if the node is gone. Empty, or with requirements: Ray chooses the node.
+        requirements: It waits for a node that has these.
+        node_id: It fails if the node is gone. Empty, or with requirements: Ray chooses the node.
     """
     options: dict[str, Any] = {}
     if requirements:
@@ -127,8 +120,8 @@ def disposable(
         options |= {"resources": dict(requirements.resources), "label_selector": dict(requirements.labels)}
         options["scheduling_strategy"] = "SPREAD"
     elif node_id:
-        # Ray's SPREAD uses nodes in turn, however many processes each has, so a new node would wait its turn. A soft affinity
-        # is not reliable: of four processes that started together, up to three were elsewhere.
+        # Ray's SPREAD uses nodes in turn, however many processes each has. A soft affinity is not reliable: of four processes that
+        # started together, up to three were elsewhere.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     return actor_class(cls, max_restarts=0).options(**options).remote(name, scheduler)
 

@@ -1,4 +1,4 @@
-"""Connects a driver to a cluster: joins one or starts a local one, notices its death, and describes it."""
+"""Connects a driver to a cluster: joins or starts one, notices its death, and describes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -39,32 +39,26 @@ from ensemble_ray.values.ids import new_object_id
 
 _log = bounded_logger(__name__)
 _MODE = "RAY_AUTH_MODE"
-#: How long a port of this machine may take to accept a connection, s.
+#: How long a port may take to accept a connection, s.
 _REACH_S = 5.0
-#: Ray's parameter for the port of the raylet's agent.
 _AGENT_PORT = "dashboard_agent_listen_port"
-#: Name of the template among the processes of Ray's node.
 _TEMPLATE = "worker_template"
-#: instances that this process started
 _started: list[str] = []
-#: How often a waiting driver checks the cluster, s, and after how many failed checks it gives up.
+#: Interval of a waiting driver's checks, s, and how many may fail.
 _LOOK_S = 2.0
 _MOST_MISSES = 3
-#: How long runs share one check, s.
 _FRESH_S = 1.0
-#: How long one actor may take to answer, s: a scheduler first asks its processes.
+#: How long one actor may take, s: a scheduler first asks its processes.
 _ANSWER_S = 5.0
-#: How long Ray may take to list nodes and actors, s.
 _LIST_S = 10.0
 Reply = TypeVar("Reply")
-#: The address that starts an instance on this machine.
 LOCAL = "local"
-#: Id of this process in a cluster: its runs may share processes there.
+#: Runs of this process may share processes of a cluster.
 PROGRAM = new_object_id()
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
-    """Join the cluster at this address, or start a local one. Return False if this process is already connected."""
+    """Return False if this process is already connected."""
     check_fork()
     if ray.is_initialized():
         return False
@@ -82,12 +76,17 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
         else:
             _join(str(options["address"]), options)
     except Exception as error:  # Ray raises a bare Exception if its processes take more than 30 s
-        raise EnsembleError(_cannot_connect(address, error)) from error
+        text = (
+            f"The Ray cluster at '{address}' cannot be joined: {message_of(error)}. Check RAY_ADDRESS or address=, that the "
+            "cluster runs, and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); without an address a local one is started"
+        )
+        if address == LOCAL:
+            text = f"Ray cannot be started on this machine: {message_of(error)}. Look with 'ensemble-ray doctor'"
+        raise EnsembleError(text) from error
     return True
 
 
 def check_fork() -> None:
-    """Check that this process was not forked from one with a connection to a cluster."""
     if is_ray_inherited():
         raise EnsembleError(
             f"Process {os.getpid()} was forked from a process that was connected to Ray, and cannot use that connection or open "
@@ -98,7 +97,6 @@ def check_fork() -> None:
 
 @after_fork
 def _leave_instance() -> None:
-    """Keep Ray from ending its parent's processes when the forked child ends."""
     if is_ray_inherited():
         worker = cast("Any", ray)._private.worker  # noqa: SLF001  Ray has no other way
         atexit.unregister(worker.shutdown)
@@ -107,7 +105,7 @@ def _leave_instance() -> None:
 
 
 def _join(address: str, options: Mapping[str, object]) -> None:
-    """Join a cluster. Test the port of a plain `host:port` address first; Ray handles other forms."""
+    """Test the port of a plain `host:port` address first; Ray handles other forms."""
     host, _, port = address.rpartition(":")
     is_plain = bool(host) and port.isdigit() and "/" not in address
     if is_plain:
@@ -117,17 +115,8 @@ def _join(address: str, options: Mapping[str, object]) -> None:
         cast("Callable[..., object]", ray.init)(**options)
 
 
-def _cannot_connect(address: str, error: Exception) -> str:
-    if address == LOCAL:
-        return f"Ray cannot be started on this machine: {message_of(error)}. Look with 'ensemble-ray doctor'"
-    return (
-        f"The Ray cluster at '{address}' cannot be joined: {message_of(error)}. Check RAY_ADDRESS or address=, that the "
-        "cluster runs, and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); without an address a local one is started"
-    )
-
-
 class ClusterHeartbeat:
-    """Notices the death of a run's cluster. Ray itself notices it after a minute."""
+    """Notices the death of a run's cluster within seconds. Ray itself needs a minute."""
 
     def __init__(self, run_id: str, origin: str) -> None:
         self._run_id, self._origin = run_id, origin
@@ -147,7 +136,7 @@ class ClusterHeartbeat:
         return await waiting
 
     async def reach(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Call the scheduler while the cluster is alive, and retry while the scheduler restarts."""
+        """Retry while the scheduler restarts."""
         is_noted = False
 
         async def note() -> None:
@@ -160,14 +149,14 @@ class ClusterHeartbeat:
         return await reach(lambda: self.wait_for(call()), patiently(), before_retry=note)
 
     async def check(self) -> None:
-        """Check that the cluster answers. Calls to a dead cluster may fail faster than any check during them."""
+        """Calls to a dead cluster may fail faster than any check during them."""
         self._misses = 0 if await _is_alive() else self._misses + 1
         if self.is_gone:
             advice = resume_advice(self._run_id, self._origin)
             raise run_error(self._run_id, f"the cluster is gone. What was recorded is kept; continue the run: {advice}")
 
 
-#: Connection -> when the cluster's head last answered, s. Of many waiting runs, one asks for all.
+#: When the cluster's head last answered each connection, s.
 _answered_at: dict[str, float] = {}
 
 
@@ -201,7 +190,7 @@ def connection_id() -> str:
 
 
 async def check_version(scheduler: Any) -> None:
-    """Check the scheduler's version. It outlives its drivers, so it may be older than this process."""
+    """The scheduler outlives its drivers, so it may be older than this process."""
     theirs, ours_ = await reach(scheduler.version.remote, RESTART_PAUSES_S), package_version()
     if theirs != ours_:
         raise ValidationError(
@@ -211,7 +200,6 @@ async def check_version(scheduler: Any) -> None:
 
 
 async def describe_cluster() -> ClusterDescription:
-    """Return the descriptions of the cluster's actors, and notes on actors that did not answer."""
     if not ray.is_initialized():
         raise EnsembleError("This process is connected to no cluster")
     try:
@@ -267,7 +255,7 @@ def _nodes() -> list[NodeDescription]:
 
 
 def start_local(options: Mapping[str, object]) -> None:
-    """Start an instance on this machine, on loopback unless the options name an address."""
+    """The instance listens on loopback unless the options name an address."""
     # Ray runs workers at niceness 15, which starves agents and heavy tools on a busy machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # An unset mode stays unset: Ray then enables tokens, even for this process, which has already read its settings.
@@ -312,7 +300,7 @@ def _instance() -> str:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Hide Ray's remarks at start (main thread, token mode) from the user's terminal."""
+    """Hide Ray's remarks at start from the user's terminal."""
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -323,23 +311,28 @@ def quiet() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def on_loopback() -> Generator[None]:
-    """Let Ray use the loopback address as this machine's address, as it does on macOS and Windows.
-
-    Ray has no option for it: it replaces `_node_ip_address="127.0.0.1"` by the machine's address. It reads its setting
-    `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0` at import, often before this module.
-    """
-    constants = cast("Any", ray_constants)
-    before = constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = False
+def _replace(target: Any, values: Mapping[str, object]) -> Generator[None]:
+    """Replace attributes of Ray for a while."""
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
     try:
         yield
     finally:
-        constants.ENABLE_RAY_CLUSTER = before
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+def on_loopback() -> AbstractContextManager[None]:
+    """Let Ray use the loopback address as this machine's address, as it does on macOS and Windows.
+
+    Ray replaces `_node_ip_address="127.0.0.1"` by the machine's address, and reads its setting at import.
+    """
+    return _replace(ray_constants, {"ENABLE_RAY_CLUSTER": False})
 
 
 def is_on_loopback_only(host: str, port: int) -> bool:
-    """Whether an instance at this address listens only on loopback. Ray would look for it at another address."""
+    """Ray would look for such an instance at another address."""
     if not _is_loopback(host):
         return False
     here = str(cast("Any", ray.util).get_node_ip_address())
@@ -359,40 +352,24 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _leave_out(*, has_log_monitor: bool) -> Generator[None]:
-    """Start no processes without use for an instance with one machine, no autoscaler and no dashboard.
-
-    Ray has no options for them: docs/decisions/0013-local-ray.md.
-    """
+def _leave_out(*, has_log_monitor: bool) -> AbstractContextManager[None]:
+    """Start no processes without use for one machine: docs/decisions/0013-local-ray.md."""
 
     def start_nothing(*_: object, **__: object) -> None:
         pass
 
-    node = cast("Any", Node)
     methods = ("start_monitor", "start_api_server", *(() if has_log_monitor else ("start_log_monitor",)))
-    kept = {name: getattr(node, name) for name in methods if hasattr(node, name)}
-    for name in kept:
-        setattr(node, name, start_nothing)
-    try:
-        yield
-    finally:
-        for name, method in kept.items():
-            setattr(node, name, method)
+    return _replace(Node, {name: start_nothing for name in methods if hasattr(Node, name)})
 
 
-@contextlib.contextmanager
-def _adapt_raylet(*, has_dashboard: bool) -> Generator[None]:
+def _adapt_raylet(*, has_dashboard: bool) -> AbstractContextManager[None]:
     """Start the raylet so that workers are forked and it waits for no port: docs/decisions/0014-worker-template.md.
 
-    Without a dashboard the raylet gets no dashboard agent: docs/decisions/0013-local-ray.md. Ray has no options for these. A version of
-    Ray with other internal names starts unchanged.
+    Without a dashboard it gets no dashboard agent. A version of Ray with other internal names starts unchanged.
     """
-    node = cast("Any", Node)
-    original = getattr(node, "start_raylet", None)
+    original = getattr(cast("Any", Node), "start_raylet", None)
     if original is None:
-        yield
-        return
+        return nullcontext()
 
     def start_raylet(self: Any, *arguments: object, **options: object) -> None:
         parameters = self._ray_params
@@ -413,17 +390,11 @@ def _adapt_raylet(*, has_dashboard: bool) -> Generator[None]:
             except (AttributeError, LookupError, OSError) as error:
                 _log.warning("Workers are started without a template: %s", error)
 
-    node.start_raylet = start_raylet
-    try:
-        yield
-    finally:
-        node.start_raylet = original
+    return _replace(Node, {"start_raylet": start_raylet})
 
 
-@contextlib.contextmanager
-def _replace_agent() -> Generator[None]:
-    module = cast("Any", services)
-    original = module.start_ray_process
+def _replace_agent() -> AbstractContextManager[None]:
+    original = cast("Any", services).start_ray_process
     theirs = subprocess.list2cmdline([str(Path(str(ray.__file__)).parent / "dashboard" / "agent.py")])
     ours = subprocess.list2cmdline([silent_agent.__file__])
 
@@ -433,11 +404,7 @@ def _replace_agent() -> Generator[None]:
         ]
         return original(changed, *arguments, **options)
 
-    module.start_ray_process = start_ray_process
-    try:
-        yield
-    finally:
-        module.start_ray_process = original
+    return _replace(services, {"start_ray_process": start_ray_process})
 
 
 def _prepare_template(node: Any) -> bool:
@@ -456,7 +423,7 @@ def _prepare_template(node: Any) -> bool:
 
 
 def _start_template(node: Any) -> None:
-    """Start the process that forks a node's workers. It ends with the raylet, and with this process."""
+    """The process ends with the raylet, and with this process."""
     address = Path(node.get_session_dir_path()) / worker_client.DIRECTORY / worker_client.SOCKET
     raylet = node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process.pid
     root = Path(__file__).parents[3]  # of this copy of the library
@@ -482,7 +449,7 @@ def _start_template(node: Any) -> None:
 def _ended_on_exit() -> Generator[None]:
     """End the processes that were started inside if this process exits meanwhile, as on Ctrl-C (S-SET-54).
 
-    Ray ends only an instance that is up. An exit by a signal is not noticed here; on Linux the kernel ends the processes then.
+    Ray ends only an instance that is up. On Linux the kernel ends the processes if a signal ends this one.
     """
     before = frozenset(psutil.Process().children())
     package = str(Path(str(ray.__file__)).parent)

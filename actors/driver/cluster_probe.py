@@ -1,8 +1,7 @@
-"""Describes a cluster for another process: `python -m ensemble_ray.actors.driver.cluster_probe ADDRESS` (S-CLU-104).
+"""Describes a cluster for a server, since a connected process may die with its cluster (S-CLU-104).
 
-Each empty line on standard input is a question, and each answer a line of JSON, `{"description": ...}` or `{"error":
-text}`. A process that is connected to a cluster may die with it, so a server asks through this one. It never starts a
-cluster.
+`python -m ensemble_ray.actors.driver.cluster_probe ADDRESS` answers each empty line on standard input by a line of JSON,
+`{"description": ...}` or `{"error": text}`. It never starts a cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DriverConnection: receives a run's events and log lines in its driver, and answers requests to the driver."""
+"""Receives a run's events and log lines in its driver, and answers requests to the driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import logging
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import ray.exceptions
@@ -33,15 +32,12 @@ from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.runs.unit_evaluations import LocalMemoryResets
 from ensemble_ray.tools.user_code import record_metric
 
-#: How long the driver's call waits for lines, s, and how long a failed call pauses before its retry, s.
+#: How long a call waits for lines, s, and pauses before its retry, s.
 _WAIT_S = 10.0
 _RETRY_S = 0.5
-#: How long to wait for lines in flight at the end, s.
 _LEAVE_S = 2.0
 _log = bounded_logger(__name__)
-#: How long one poll waits for events, s.
 _POLL_S = 10.0
-#: Receives a request's data and returns the answer.
 DriverService: TypeAlias = Callable[[Mapping[str, object]], Awaitable[object]]
 
 
@@ -58,15 +54,14 @@ class DriverConnection:
         self._hub_life = ""
         self._polling: asyncio.Task[None] | None = None
         self._is_leaving = False
-        #: requests with a caller that waits for the answer
         self._answers = BackgroundTasks()
-        #: requests without an answer, such as counts for the user's metrics
+        #: without an answer, such as counts for the user's metrics
         self._notifications = BackgroundTasks()
-        #: serves notifications one by one, in order of arrival (S-MET-35)
+        #: serves notifications in order of arrival (S-MET-35)
         self._turn = asyncio.Lock()
 
     def begin(self, hub: Any) -> None:
-        """Start to receive. Without a hub, receive only log lines."""
+        """Without a hub, receive only log lines."""
         if self._run.context.forwards_logs:
             self._listener = LineListener(self._scheduler, self._run_id)
         if hub is None:
@@ -79,7 +74,6 @@ class DriverConnection:
             self._listener.keep_last(lines)
 
     async def detach(self) -> None:
-        """Receive the remaining events and lines, then stop answering."""
         if self._listener is not None:
             await self._listener.detach(is_gone=self._heartbeat.is_gone)
         if self._polling is None:
@@ -113,37 +107,29 @@ class DriverConnection:
                 self._receive(page)
 
     def _receive(self, page: EventPage) -> bool:
-        """Process a page. Return whether there may be more."""
+        """Return whether there may be more."""
         is_new_hub = bool(self._hub_life) and page.life != self._hub_life
         self._hub_life = page.life
         self._cursor = 0 if is_new_hub else page.cursor
         for body in () if is_new_hub else page.events:
-            self._emit(body)
-        for asked in page.requests:
-            if asked.number is None:
-                self._notifications.start(self._serve_in_turn(asked))
+            try:
+                event = cast("Event", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+            except Exception as error:  # noqa: BLE001  one such event must not stop the others
+                _log.warning("Run %s: an event cannot be loaded in this process: %s", self._run_id, message_of(error))
             else:
-                self._answers.start(self._serve(asked))
+                self._run.events.emit(event)
+        for asked in page.requests:
+            tasks = self._notifications if asked.number is None else self._answers
+            tasks.start(self._serve(asked))
         return is_new_hub or bool(page.events or page.requests)
-
-    def _emit(self, body: bytes) -> None:
-        try:
-            event = cast("Event", pickle.loads(body))  # noqa: S301  bytes of our own cluster
-        except Exception as error:  # noqa: BLE001  one such event must not stop the others
-            _log.warning("Run %s: an event cannot be loaded in this process: %s", self._run_id, message_of(error))
-        else:
-            self._run.events.emit(event)
-
-    async def _serve_in_turn(self, asked: DriverRequest) -> None:
-        async with self._turn:
-            await self._serve(asked)
 
     async def _serve(self, asked: DriverRequest) -> None:
         try:
             service = self._services.get(asked.name)
             if service is None:
                 raise IllegalStateError(f"The driver has no service '{asked.name}'")
-            body = dumps(await service(asked.payload))
+            async with self._turn if asked.number is None else contextlib.nullcontext():
+                body = dumps(await service(asked.payload))
         except USER_ERRORS as error:  # it is raised in the caller
             body = dumps(ErrorChain(error))
         if asked.number is not None:
@@ -177,34 +163,27 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
             raise IllegalStateError(f"Run {run.run_id} has nobody to ask at its review gates")
         return await answer_review(run.reviewer, payload)
 
+    async def use_memory(payload: Mapping[str, object]) -> object:
+        memory = run.memory
+        target = memory if memory is None or payload["method"] != "reset" else LocalMemoryResets(memory)
+        answer = await _call(run, target, "memory", payload)
+        # Bytes: the caller loads no user code.
+        return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer
+
     return {
         "tool_metrics": count_tool_call,
         "unknown_effect": ask_about_effect,
         "scripted_model.chat": answer_scripted_model,
         REVIEW_SERVICE: review,
-        MEMORY_SERVICE: partial(_use_memory, run),
-        REFLECTION_SERVICE: partial(_use_reflections, run),
+        MEMORY_SERVICE: use_memory,
+        REFLECTION_SERVICE: lambda payload: _call(run, run.reflections, "store of reflections", payload),
         "held_object": call_held_object,
     }
 
 
-async def _use_memory(run: RunRequest, payload: Mapping[str, object]) -> object:
-    if run.memory is None:
-        raise IllegalStateError(f"Run {run.run_id} has no memory")
-    is_reset = payload["method"] == "reset"
-    answer = await _call(LocalMemoryResets(run.memory) if is_reset else run.memory, payload)
-    # Bytes: the caller loads no user code.
-    return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer
-
-
-async def _use_reflections(run: RunRequest, payload: Mapping[str, object]) -> object:
-    if run.reflections is None:
-        raise IllegalStateError(f"Run {run.run_id} has no store of reflections")
-    return await _call(run.reflections, payload)
-
-
-async def _call(target: object, payload: Mapping[str, object]) -> object:
-    """Call a method of an object for a `DriverObject`."""
+async def _call(run: RunRequest, target: object | None, what: str, payload: Mapping[str, object]) -> object:
+    if target is None:
+        raise IllegalStateError(f"Run {run.run_id} has no {what}")
     arguments = pickle.loads(cast("bytes", payload["body"]))  # noqa: S301  bytes of our own cluster
     answer: object = await getattr(target, str(payload["method"]))(*arguments)
     return answer
@@ -215,7 +194,7 @@ class LineListener:
         self._service = service
         self._run_id = run_id
         self._is_leaving = False
-        #: the last lines, if the run's end contained them; None: they are still to be requested
+        #: None: still to be requested
         self._last: Sequence[LogLine] | None = None
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
@@ -252,7 +231,7 @@ class LineListener:
 
 
 def show_line(line: LogLine, run_id: str = "") -> None:
-    """Log a line in this process: a record under its logger and level, a printed line as a notice."""
+    """Log a record under its logger and level, a printed line as a notice."""
     text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
     if not line.logger:
         notify(text)

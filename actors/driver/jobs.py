@@ -1,4 +1,4 @@
-"""The job server of a cluster: submits programs, shows their logs, and reports how they ended. Uses HTTP and joins no cluster."""
+"""The job server of a cluster. Uses HTTP and joins no cluster."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.ports import JobEnd
 
-#: Ray's own variable, which overrides any argument.
 _ADDRESS = "RAY_API_SERVER_ADDRESS"
-#: How long a stopped job may take to end its run before it is killed, s.
+#: How long a stopped job may take to end its run, s.
 _STOP_S = 30
-#: How long an interrupted log is retried, s.
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.5
-#: Loggers of Ray that report each step of a submission.
 _TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
@@ -92,16 +89,21 @@ class JobServer:
     def follow(self, job_id: str, show: Callable[[str], None]) -> JobEnd:
         seen = 0
 
-        def show_new(text: str) -> None:
+        async def show_new() -> None:
             nonlocal seen
-            seen += len(text)
-            show(text)
+            left = seen
+            async for text in self._client.tail_job_logs(job_id):
+                new = text[left:]
+                left = max(0, left - len(text))
+                if new:
+                    seen += len(new)
+                    show(new)
 
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             before = seen
             try:
-                asyncio.run(self._tail(job_id, seen, show_new))
+                asyncio.run(show_new())
                 if (end := self._end(job_id)) is not None:
                     if rest := self._client.get_job_logs(job_id)[seen:]:
                         show(rest)
@@ -113,16 +115,7 @@ class JobServer:
                     raise EnsembleError(f"The log of job {job_id} cannot be read: {message_of(error)}") from error
             time.sleep(_PAUSE_S)
 
-    async def _tail(self, job_id: str, skipped: int, show: Callable[[str], None]) -> None:
-        left = skipped
-        async for text in self._client.tail_job_logs(job_id):
-            new = text[left:]
-            left = max(0, left - len(text))
-            if new:
-                show(new)
-
     def _end(self, job_id: str) -> JobEnd | None:
-        """Return how the job ended; None: it is still running."""
         info = cast("Any", self._client.get_job_info(job_id))
         if not info.status.is_terminal():
             return None
@@ -141,7 +134,7 @@ class JobServer:
 
 @contextlib.contextmanager
 def _use_address(address: str | None) -> Generator[None]:
-    """Set the address of Ray's client. Ray's own variable would override an argument."""
+    """Ray's own variable would override an argument."""
     if address is None:
         yield
         return

@@ -1,7 +1,4 @@
-"""Checks whether all nodes of a cluster fit a team before any model is called (S-CLU-1 to S-CLU-6).
-
-Before a run, `check_loading` loads payloads on every node that may lack their modules.
-"""
+"""Checks whether all nodes of a cluster fit a team before any model is called (S-CLU-1 to S-CLU-6)."""
 
 from __future__ import annotations
 
@@ -29,15 +26,13 @@ from ensemble_ray.actors.link.reach import last_line, living_nodes
 from ensemble_ray.actors.worker import node_report
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition
-from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
 
 _log = bounded_logger(__name__)
-#: A short text in a pickle, such as a module's name: opcode, length, text.
+#: A short text in a pickle: opcode, length, text.
 _SHORT_TEXT = re.compile(rb"\x8c([\x01-\xff])", re.DOTALL)
-#: Modules that each node with this library has.
 _EVERYWHERE = sys.stdlib_module_names | {
     *(
         "ensemble_ray",
@@ -53,9 +48,9 @@ _EVERYWHERE = sys.stdlib_module_names | {
     "__main__",  # sent by value
     "__mp_main__",
 }
-#: Distributions with objects that are sent between processes, so that their versions matter.
+#: Their objects are sent between processes, so that their versions matter.
 _PACKAGES = ("ensemble-ray", "ray", "cloudpickle", "pydantic", "pydantic-core", "openai")
-#: How long an endpoint may take to answer a node, s; less than the node's own limit.
+#: Less than the node's own limit.
 _ENDPOINT_S = 10.0
 
 
@@ -68,7 +63,12 @@ def question_about(definition: object | None) -> NodeQuestion:
         if needed := {module for module in found.modules if not is_everywhere(module)}:
             payloads[name] = found.body
             modules |= needed
-        endpoints += map(_endpoint_of, found.models)
+        for model in found.models:
+            url = model.declared_url
+            if url:
+                netloc = urlsplit(url).netloc
+                url = url.replace(netloc, netloc.rpartition("@")[2], 1)
+            endpoints.append(EndpointQuestion(url=url, has_key=model.has_own_key))
     known = importlib.metadata.packages_distributions()
     needed_by = {name for module in modules for name in known.get(module.partition(".")[0], ())}
     packages = (*_PACKAGES, *sorted(needed_by - {*_PACKAGES}))
@@ -88,16 +88,8 @@ def _sent_parts(definition: object | None) -> Iterator[tuple[str, object]]:
         yield "llm", definition.llm
 
 
-def _endpoint_of(model: OpenAIChatModel) -> EndpointQuestion:
-    url = model.declared_url
-    if url:
-        parts = urlsplit(url)
-        url = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
-    return EndpointQuestion(url=url, has_key=model.has_own_key)
-
-
 async def ask_nodes(question: NodeQuestion, *, timeout_s: float) -> NodesReport:
-    """Ask every living node. Nodes that do not answer in time are in the report, too."""
+    """Nodes that do not answer in time are in the report, too."""
     arguments = (
         tuple(question.packages),
         dict(question.payloads),
@@ -151,7 +143,7 @@ async def check_loading(scheduler: Any, payloads: Mapping[str, bytes]) -> None:
 def modules_in(body: bytes) -> set[str]:
     """Return the modules of this process that a pickle may name, except those on every node.
 
-    A text that happens to be a module's name counts too; it only causes a needless check.
+    A text that happens to be a module's name only causes a needless check.
     """
     found: set[str] = set()
     for match in _SHORT_TEXT.finditer(body):
@@ -169,11 +161,17 @@ def is_everywhere(module: str) -> bool:
 def _are_on_path(modules: Iterable[str]) -> bool:
     """Whether workers of an instance that this process started can find these modules."""
     paths = {Path(path).resolve() for path in _worker_path()}
-    return all(_root_of(name) in paths for name in modules)
+    for name in modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        if not file:
+            return False
+        path = Path(file).resolve()
+        if path.parents[len(name.split(".")) - (path.stem != "__init__")] not in paths:
+            return False
+    return True
 
 
 def _worker_path() -> Iterable[str]:
-    """Yield the import path of such workers: the script's directory, the current one and the environment's."""
     yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     script = str(Path(sys.argv[0]).resolve().parent) if sys.argv and sys.argv[0] else ""
     if script in sys.path:
@@ -183,15 +181,5 @@ def _worker_path() -> Iterable[str]:
     yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
-#: The current directory at import; a program may change it later.
+#: A program may change the current directory later.
 _STARTED_IN = str(Path.cwd())
-
-
-def _root_of(name: str) -> Path | None:
-    """Return the directory that contains the module's root; None: it has no file."""
-    file = getattr(sys.modules[name], "__file__", None)
-    if not file:
-        return None
-    path = Path(file).resolve()
-    steps = len(name.split(".")) - (path.stem != "__init__")
-    return path.parents[steps]

@@ -1,4 +1,4 @@
-"""Pickles what a driver sends: a planned run, or the orders of a dynamic run.
+"""Pickles a planned run, or the orders of a dynamic run.
 
 Shared parts are sent once under a name, which never refers to another object later.
 """
@@ -44,7 +44,6 @@ from ensemble_ray.runs.ports import PlannedWork, RunRequest
 from ensemble_ray.runs.unit_evaluations import list_predicates
 from ensemble_ray.values.ids import REDISPATCH_STEP
 
-#: Classes with objects that pickle but do not work in another process.
 _SILENTLY_WRONG = (
     asyncio.Lock,
     asyncio.Event,
@@ -54,10 +53,8 @@ _SILENTLY_WRONG = (
     asyncio.Future,
     io.IOBase,
 )
-#: How deep the search for the failing part goes.
 _MAX_DEPTH = 8
 _WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
-#: Name of the bundle of a planned run's callables, and its name in messages.
 _BUNDLE, _CALLABLES = "declared", "Handlers, guardrails, predicates and delegation policies"
 _NO_UNITS: Mapping[str, Loop | Phase | Graph] = {}
 
@@ -66,13 +63,19 @@ def pack_submission(
     request: RunRequest, work: PlannedWork, *, keep: Keep, is_connected: bool, goes_on_alone: bool, program: str = ""
 ) -> Submission:
     planned = work.planned
+    tasks: dict[str, bytes] = {}
+    for key, task in planned.tasks.items():
+        effect = None if task.handler is None else task.handler_effect
+        bare = {"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()}
+        sent = task.model_copy(update=bare) if _has_callables(task) else task
+        tasks[key] = dump(sent, f"Task '{key}'")
     return Submission(
         run_id=request.run_id,
         plan=planned.plan,
         context=pack_context(request.context),
         header=work.header,
         preamble=work.preliminary,
-        tasks={key: dump(_without_callables(task), f"Task '{key}'") for key, task in planned.tasks.items()},
+        tasks=tasks,
         templates=[_planned_template(key, agent) for key, agent in planned.agents.items()],
         callables=pack_callables(planned.tasks, work.delegation_policies, planned.units),
         store=request.store,
@@ -103,8 +106,6 @@ def _has_callables(task: Task) -> bool:
 
 
 def _add_callables(task: Task, where: str, add: Callable[[object, str], CallableRef]) -> TaskCallables:
-    """Add a task's callables by their names in messages, and return the references to them."""
-
     def add_all(field: str, things: Sequence[object]) -> tuple[CallableRef, ...]:
         return tuple(add(each, f"{where} -> {field} -> [{number}]") for number, each in enumerate(things))
 
@@ -115,18 +116,8 @@ def _add_callables(task: Task, where: str, add: Callable[[object, str], Callable
     )
 
 
-def _without_callables(task: Task) -> Task:
-    if not _has_callables(task):
-        return task
-    effect = None if task.handler is None else task.handler_effect
-    return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
-
-
 def _planned_template(key: str, agent: Agent) -> AgentTemplate:
-    """Return an agent's template. Agents without tools are of one category, and so are agents with the same tools and model.
-
-    An agent with a runner, or with requirements for its node, is of its own category.
-    """
+    """Agents without tools, or with the same tools and model, are of one category. An agent with a runner or requirements is apart."""
     where, requirements = f"Agent '{agent.role}'", requirements_of(agent)
     is_plain = not agent.tools and agent.runner is None and not requirements
     # More processes have more copies of its tools, and do more tasks at the same time than `max_concurrency` allows one.
@@ -134,21 +125,25 @@ def _planned_template(key: str, agent: Agent) -> AgentTemplate:
     replicas = None if is_open else agent.replicas
     is_apart = agent.isolation != "shared" and (agent.runner is not None or bool(requirements))
     kind = key if is_apart else (replicas, None if is_plain else (agent.llm, agent.tools, agent.runner))
+    return _make_template(agent, key, hashlib.sha256(dump(kind, where)).hexdigest(), replicas)
+
+
+def _make_template(agent: Agent, key: str, category: str, replicas: int | None) -> AgentTemplate:
     return AgentTemplate(
         key=key,
-        body=dump(agent, where),
-        category=hashlib.sha256(dump(kind, where)).hexdigest(),
+        body=dump(agent, f"Agent '{agent.role}'"),
+        category=category,
         isolation=agent.isolation,
         replicas=replicas,
         role=agent.role,
-        requirements=requirements,
+        requirements=requirements_of(agent),
     )
 
 
 def pack_callables(
     tasks: Mapping[str, Task], policies: Sequence[object], units: Mapping[str, Loop | Phase | Graph] = _NO_UNITS
 ) -> CallablesUpdate | None:
-    """Return a planned run's callables in one bundle, which preserves objects that they share; None: it has none."""
+    """Use one bundle, which preserves objects that callables share."""
     things: list[object] = []
 
     def add(thing: object, where: str) -> CallableRef:
@@ -158,19 +153,17 @@ def pack_callables(
 
     found = {key: _add_callables(task, f"Task '{key}'", add) for key, task in tasks.items() if _has_callables(task)}
     asked = [add(policy, f"Ensemble -> delegation_policies[{number}]") for number, policy in enumerate(policies)]
-    predicates = {path: add(each, _name_predicate(path, units)) for path, each in list_predicates(units).items()}
+    predicates: dict[str, CallableRef] = {}
+    for path, predicate in list_predicates(units).items():
+        key, kind, position = path.rsplit("/", 2)
+        where = "until" if kind == "until" else f"edges[{position}] -> condition"
+        predicates[path] = add(predicate, f"{'Loop' if kind == 'until' else 'Graph'} '{units[key].name}' -> {where}")
     if not things:
         return None
     body = dump(tuple(things), _CALLABLES)
     return CallablesUpdate(
         bundles={_BUNDLE: body}, tasks=found, policies=asked, predicates=predicates, is_complete=True
     )
-
-
-def _name_predicate(path: str, units: Mapping[str, Loop | Phase | Graph]) -> str:
-    key, kind, position = path.rsplit("/", 2)
-    name = units[key].name
-    return f"Loop '{name}' -> until" if kind == "until" else f"Graph '{name}' -> edges[{position}] -> condition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +174,7 @@ class _Template:
 
 @dataclass(frozen=True, slots=True)
 class _Callable:
-    #: keeps the object alive, since its id is the key
+    #: its id is the key
     thing: object
     ref: CallableRef
     body: bytes
@@ -190,11 +183,8 @@ class _Callable:
 @dataclass(frozen=True, slots=True)
 class PackedOrder:
     order: WireOrder
-    #: references to its callables; None: it has none
     names: TaskCallables | None
-    #: cache key of its agent's template; None: it has no agent
     template: str | None
-    #: cache keys of its callables
     callables: tuple[str, ...]
 
     @property
@@ -218,7 +208,7 @@ class Packer:
         self._numbers = itertools.count(1)
 
     def pack(self, order: TaskOrder) -> PackedOrder:
-        """Return a packed order. Its shared parts stay until `release`."""
+        """Shared parts stay until `release`."""
         task = order.task
         where = f"Task '{order.key}'"
         body = _task_body(task, where)
@@ -253,51 +243,33 @@ class Packer:
         return {held.ref.bundle: held.body for held in found if held is not None}
 
     def _template(self, category: str, agent: Agent) -> _Template:
-        """Return the template of a category: its first agent. A template that is made again gets a new name."""
+        """The template of a category is its first agent. One that is made again gets a new name."""
         template = self._templates.get(category)
         if template is None:
-            body = dump(agent, f"Agent '{agent.role}'")
             replicas = agent.replicas if "replicas" in agent.model_fields_set else None
             name = f"{category}.{next(self._numbers)}"
-            wire = AgentTemplate(
-                key=name,
-                body=body,
-                category=name,
-                isolation=agent.isolation,
-                replicas=replicas,
-                role=agent.role,
-                requirements=requirements_of(agent),
-            )
-            template = _Template(agent, wire)
+            template = _Template(agent, _make_template(agent, name, name, replicas))
             self._templates.put(category, template)
         return template
 
     def _locate_callables(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
-        """Return references to a task's callables, and their cache keys."""
         keys: list[str] = []
 
         def add(thing: object, name: str) -> CallableRef:
-            keys.append(_key(thing))
-            return self._callable(thing, name).ref
+            key = f"{id(thing):x}"
+            keys.append(key)
+            held = self._callables.get(key)  # tasks that share an object share its only copy (S-SET-31)
+            if held is None:
+                held = _Callable(thing, CallableRef(f"callable-{next(self._numbers)}"), dump(thing, name))
+                self._callables.put(key, held)
+            return held.ref
 
         names = _add_callables(task, where, add) if _has_callables(task) else None
         return names, tuple(keys)
 
-    def _callable(self, thing: object, where: str) -> _Callable:
-        """Return the only copy of an object, however many tasks share it (S-SET-31)."""
-        held = self._callables.get(_key(thing))
-        if held is None:
-            held = _Callable(thing, CallableRef(f"callable-{next(self._numbers)}"), dump(thing, where))
-            self._callables.put(_key(thing), held)
-        return held
-
-
-def _key(thing: object) -> str:
-    return f"{id(thing):x}"
-
 
 def _task_body(task: Task, where: str) -> bytes:
-    """Return the pickled task without its agent, tools, context and callables."""
+    """Pickle the task without its agent, tools, context and callables."""
     effect = task.effect if task.handler is None else task.handler_effect
     bare = task.rewritten(
         agent=None,
@@ -326,7 +298,6 @@ def dump(value: object, path: str) -> bytes:
 class Dumped(NamedTuple):
     body: bytes
     models: Sequence[OpenAIChatModel]
-    #: names of modules in the pickle
     modules: AbstractSet[str]
 
 
@@ -339,8 +310,6 @@ def dump_all(value: object, path: str) -> Dumped:
 
 
 class _StrictPickler(UserPickler):
-    """Rejects objects that would not work after pickling."""
-
     def reducer_override(self, obj: object) -> Any:
         if _is_silently_wrong(obj):
             raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
@@ -354,7 +323,7 @@ class _StrictPickler(UserPickler):
 
 
 def _is_silently_wrong(value: object) -> bool:
-    """Whether it pickles but does not work. Each process has its own standard streams."""
+    """Each process has its own standard streams."""
     if isinstance(value, io.StringIO | io.BytesIO) or value is sys.stdout or value is sys.stderr:
         return False
     return isinstance(value, _SILENTLY_WRONG)
@@ -382,14 +351,6 @@ def _dumps(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _failure(value: object) -> str | None:
-    try:
-        _dumps(value)
-    except Exception as error:  # noqa: BLE001  any failure to pickle is the answer here
-        return message_of(error)
-    return None
-
-
 def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
     """Descend into the part that fails, as long as one fails."""
     reason = message_of(error)
@@ -401,9 +362,10 @@ def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
         for name, part in _parts(value):
             if id(part) in seen:
                 continue
-            failure = _failure(part)
-            if failure is not None:
-                value, path, reason = part, f"{path} -> {name}", failure
+            try:
+                _dumps(part)
+            except Exception as failure:  # noqa: BLE001  any failure to pickle is the answer here
+                value, path, reason = part, f"{path} -> {name}", message_of(failure)
                 break
         else:
             break
@@ -411,7 +373,6 @@ def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the named parts of a value that pickling visits."""
     if isinstance(value, types.MethodType):
         yield "its object", value.__self__
     elif isinstance(value, types.FunctionType):
@@ -446,7 +407,6 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, obje
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """Return the names of globals that a function or its inner functions may use."""
     names = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

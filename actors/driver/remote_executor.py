@@ -1,7 +1,6 @@
-"""RemoteExecutor: runs the tasks of a dynamic run on a cluster, for the coordinator in the driver.
+"""Runs the tasks of a dynamic run on a cluster, for the coordinator in the driver.
 
-After a restart the scheduler receives the run and its unfinished orders again, under higher epochs (S-MR-164). Each
-order has one result while the cluster lives.
+After a restart the scheduler receives the run and its unfinished orders again, under higher epochs (S-MR-164).
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ from ensemble_ray.runs.ports import Deliver, RunRequest
 from ensemble_ray.values.ids import new_object_id
 
 _log = bounded_logger(__name__)
-#: Limits of a message to the scheduler: orders, and bytes except for a single large order.
+#: Limits of a message: orders, and bytes except for a single large order.
 _BATCH_ORDERS = 500
 _BATCH_BYTES = 1_000_000
-#: How long one call waits for results, s; also the interval of this driver's heartbeat.
+#: One call waits for results so long, s; also the interval of this driver's heartbeat.
 _COLLECT_S = 10.0
-#: How often an order is sent to a new scheduler; epochs allow no more (see `ensemble_ray.values.ids`).
+#: Epochs allow no more (see `ensemble_ray.values.ids`).
 _MOST_SESSIONS = 3
-#: With more tasks in flight than `_MANY`, results are collected in intervals of `_GATHER_S` seconds, so that they and the
-#: tasks that follow them share messages. Measured for 1,111 tasks with spread delays: 4.4 s of processor time instead of 5.4 s.
+#: With more tasks in flight, results are collected in intervals of seconds, so that tasks share messages.
+#: Measured for 1,111 tasks with spread delays: 4.4 s of processor time instead of 5.4 s.
 _MANY = 64
 _GATHER_S = 0.01
 
 
 class RemoteExecutor:
-    """Runs the tasks of a dynamic run on a cluster. Implements `ExecutorSession`. It starts no process before `open`."""
+    """Implements `ExecutorSession`. It starts no process before `open`."""
 
     def __init__(
         self, request: RunRequest, scheduler: Any, *, is_connected: bool, keep: wire.Keep, most_processes: int
@@ -65,40 +64,35 @@ class RemoteExecutor:
         self._heartbeat = ClusterHeartbeat(request.run_id, request.origin)
         self._connection = DriverConnection(request, self._heartbeat, scheduler)
         self._driver = new_object_id()
-        #: the share of this process in the run's account (S-BUD-8)
         self.spending = shared_spending(request.context, RemoteLimiter(), self._driver)
         self._numbers = itertools.count(1)
-        #: the current session: its name, batch numbers, received entries, and names of sent templates and bundles
+        #: state of the current session
         self._session = ""
         self._batches = itertools.count(1)
         self._cursor = 0
         self._sent: OrderedDict[str, None] = OrderedDict()
         self._packer = Packer()
-        #: orders without a result, and how many sessions were lost with it
+        #: orders without a result, and the number of sessions that were lost with them
         self._in_flight: dict[str, PackedOrder] = {}
         self._lost: dict[str, int] = {}
         self._queue: list[str] = []
         self._stopping: set[str] = set()
-        #: stopped tasks that the scheduler is not notified of: a run that ends stops its tasks one by one
+        #: collected, since a run that ends stops its tasks one by one
         self._to_stop: list[str] = []
         self._undelivered: list[TaskResult] = []
         self._loading = asyncio.Lock()
         self._submitting = BackgroundTasks()
         self._background = BackgroundTasks()
         self._collecting: asyncio.Task[None] | None = None
-        #: whether the scheduler knows the present session
         self._is_open = False
         self._is_closed = False
-        #: publishes this process's events; None: no listener
         self._sink: HubSink | None = None
 
     @property
     def most_processes(self) -> int | None:
-        """Largest number of processes for one kind of agents that sets none."""
         return self._most_processes
 
     async def open(self, deliver: Deliver) -> None:
-        """Register the run at the scheduler, then pass results to `deliver`."""
         self._hand_over = deliver
         hub = await self._open_session()
         self._connection.begin(hub)
@@ -107,12 +101,12 @@ class RemoteExecutor:
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
     def emit(self, event: Event) -> None:
-        """Publish an event through the hub, which receives a task's events before its result arrives (S-PAR-41)."""
+        """The hub receives a task's events before its result arrives (S-PAR-41)."""
         if self._sink is not None:
             self._sink.emit(event)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
-        """Start these tasks. A task that cannot be pickled is delivered as failed (S-MR-106)."""
+        """A task that cannot be pickled is delivered as failed (S-MR-106)."""
         for order in orders:
             try:
                 packed = self._packer.pack(order)
@@ -130,7 +124,7 @@ class RemoteExecutor:
             asyncio.get_running_loop().call_soon(self._stop_all)
 
     async def close(self) -> None:
-        """Release the processes. Events of delivered tasks are emitted before it returns."""
+        """Events of delivered tasks are emitted before it returns."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -193,7 +187,7 @@ class RemoteExecutor:
         return was_sent
 
     async def _submit(self, session: str, batch: wire.OrderBatch) -> None:
-        """Send a batch. If the session is lost meanwhile, the next session sends the orders."""
+        """If the session is lost meanwhile, the next session sends the orders."""
         try:
             async with self._loading:  # batches stay in order
                 await check_loading(self._scheduler, batch.list_payloads())
@@ -341,7 +335,7 @@ def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
 
 
 def _read(result: wire.WireResult, order: wire.WireOrder) -> TaskResult:
-    """Return a result with its objects and its packed output, or a failed one if they cannot be loaded here."""
+    """Return a failed result if its objects cannot be loaded here."""
     try:
         return replace(unpack_result(result), packed=result.output)
     except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result

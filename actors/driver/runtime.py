@@ -53,10 +53,9 @@ from ensemble_ray.values.reviews import RunDirective
 if TYPE_CHECKING:
     from ensemble_ray.actors.driver.jobs import JobServer
 
-#: A namespace's name is part of the names of actors and files, and of log lines.
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _log = bounded_logger(__name__)
-#: How long the nodes may take to answer before a run, s; together with joining the cluster below 30 s (S-CLU-2).
+#: Together with joining the cluster below 30 s (S-CLU-2).
 CHECK_S = 25.0
 
 
@@ -264,8 +263,6 @@ class RayRuntime:
 
 
 class RayRun:
-    """A run on the cluster, seen from its driver."""
-
     def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
         self.run_id, self._origin = request.run_id, request.origin
         self._submission = submission
@@ -278,10 +275,7 @@ class RayRun:
         self._connection.begin(await self._submit(self._submission))
 
     async def _submit(self, submission: Submission) -> Any:
-        """Submit the run and return its hub.
-
-        A scheduler that restarted during the first attempt may have received the run.
-        """
+        """A scheduler that restarted during the first attempt may have received the run."""
         tries = itertools.count()
 
         async def submit() -> Any:
@@ -294,7 +288,6 @@ class RayRun:
         return await reach(submit, RESTART_PAUSES_S)
 
     async def wait(self) -> RunOutcome:
-        """Return the outcome when the run has ended and all its events have arrived."""
         try:
             return await self._fetch_end()
         except ray.exceptions.RayError as error:
@@ -303,7 +296,7 @@ class RayRun:
             await self._connection.detach()
 
     async def _fetch_end(self) -> RunOutcome:
-        """Read the outcome in pages, which the scheduler keeps until all have arrived."""
+        """The scheduler keeps the pages until all have arrived."""
         page = await self._wait_for_end()
         parts = [self._read(page)]
         while not page.is_last:
@@ -329,7 +322,7 @@ class RayRun:
             ) from error
 
     async def _wait_for_end(self) -> EndPage:
-        """Wait for the end and return its first page. A restarted scheduler receives the run again (S-DUR-32)."""
+        """A restarted scheduler receives the run again (S-DUR-32)."""
         while True:
             ended = await self._heartbeat.reach(self._ask_for_end)
             if ended is not None:
@@ -352,7 +345,7 @@ class RayRun:
         return None if body is None else unpack(body, EndPage)
 
     async def cancel(self) -> None:
-        """Ask the run to end, and wait for a restarting scheduler. If it is gone, `wait` reports that."""
+        """Wait for a restarting scheduler. If it is gone, `wait` reports that."""
         self._is_cancelled = True
         try:
             await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
@@ -360,7 +353,6 @@ class RayRun:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Send a directive to tasks that start from now on, and wait for a restarting scheduler."""
         try:
             is_accepted: bool = await reach(
                 lambda: self._scheduler.inject.remote(self.run_id, directive), RESTART_PAUSES_S
@@ -396,7 +388,7 @@ class Schedulers:
         return self._handles[shard_of(run_id, len(self._handles))]
 
     async def check_unrecorded(self, run_id: str) -> None:
-        """Check that no other scheduler has a run with this id, from a program with another number of shards."""
+        """A program with another number of shards may have started the run elsewhere."""
         own = spawn.scheduler_name(shard_of(run_id, len(self._handles)), self._namespace)
         known = await threads.run(spawn.existing_schedulers, self._namespace)
         others = [each for name, each in known.items() if name != own]
@@ -408,7 +400,6 @@ class Schedulers:
 
 
 def check_namespace(name: str) -> str:
-    """Return the name of a namespace; empty: the unnamed one."""
     if name and not _NAMESPACE.fullmatch(name):
         raise ValidationError(
             f"A namespace has up to 64 letters, digits and '.', '_', '-', and begins with a letter or digit; got: {name[:80]!r}"
@@ -417,7 +408,7 @@ def check_namespace(name: str) -> str:
 
 
 def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
-    """Whether this process must receive events, or answer requests that only it can answer."""
+    """Whether this process must receive events, or answer requests."""
     context = request.context
     has_listeners = bool(context.interest) or context.has_tool_metrics
     is_reviewer = context.review_policy is not None and not context.is_detached

@@ -1,20 +1,19 @@
-"""The program that a local Ray without a dashboard starts instead of its dashboard agent. It reports that no service has a port.
+"""The program that a local Ray without a dashboard starts instead of its dashboard agent.
 
-Ray's own agent serves the dashboard and costs 3 s of processor time per instance (docs/decisions/0013-local-ray.md). The raylet waits
-for the ports of its agent, and ends when its agent ends. This program imports only the standard library.
+Ray's own agent costs 3 s of processor time per instance (docs/decisions/0013-local-ray.md). The raylet waits for the ports
+of its agent, and ends with it. This program imports only the standard library.
 """
 
 import os
 import sys
 import time
 
-#: Services of Ray's agent; the raylet waits for their ports. -1: the service is not in use.
+#: -1: the service is not in use.
 _SERVICES = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 _POLL_S = 1.0
 
 
 def main() -> None:
-    """Report the ports, then live as long as the raylet."""
     raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getppid())
     options = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
     for service in _SERVICES:

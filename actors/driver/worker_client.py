@@ -1,13 +1,12 @@
-"""The program that a local Ray starts for each worker. It asks the template to fork the worker.
+"""The program that a local Ray starts for each worker instead of `default_worker.py` (docs/decisions/0014-worker-template.md).
 
-Ray runs this file instead of its own `default_worker.py`, with the same arguments (docs/decisions/0014-worker-template.md). It imports
-only the standard library. Without a template it becomes Ray's own program, and costs only its start.
+It asks the template to fork the worker, or becomes Ray's own program. It imports only the standard library.
 """
 
 import os
 import sys
 
-#: Directory of the template's socket, in the directory of a session.
+#: In the directory of a session.
 DIRECTORY = "template"
 SOCKET = "socket"
 
@@ -18,7 +17,6 @@ def main() -> None:
 
 
 def is_forked(arguments: list[str]) -> bool:
-    """Ask the template for a worker. Return False if it cannot fork this one."""
     options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     # A worker with a runtime environment may have another interpreter, container or import path.
     is_usual = options.get("--runtime-env-hash", "0") == "0" and options.get("--worker-type", "WORKER") == "WORKER"

@@ -1,7 +1,7 @@
 """The process that forks the workers of a local Ray. It imports Ray and this library once (docs/decisions/0014-worker-template.md).
 
-A forked worker runs Ray's own program for workers, with the arguments, environment and standard streams of its client
-(`worker_client.py`). The process never imports user code, has one thread, and ends with the raylet.
+A forked worker has the arguments, environment and standard streams of its client (`worker_client.py`). The process never
+imports user code, has one thread, and ends with the raylet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import wrapt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Imported before the first fork: the actors, the modules of their first model call, and the modules that Ray imports when a worker connects.
+#: Actors, modules of their first model call, and modules that Ray imports when a worker connects.
 _IMPORTS = (
     "ensemble_ray.actors.scheduler.scheduler",
     "ensemble_ray.actors.worker.agent",
@@ -41,11 +41,9 @@ _IMPORTS = (
     "ray._common.usage.usage_lib",
     "starlette.datastructures",
 )
-#: Variables that the raylet sets for each worker of the first driver. Ray reads them once, when it is imported.
+#: The raylet sets these for each worker of the first driver. Ray reads them when it is imported.
 _WORKER_VARIABLES = {"RAY_JOB_ID": "01000000", "RAY_LD_PRELOAD_ON_WORKERS": "0"}
-#: Standard input, output and error.
 _STREAMS = 3
-#: How long a client may take to send its request, s.
 _REQUEST_S = 5.0
 
 
@@ -60,7 +58,6 @@ class WorkerRequest:
 
 
 def main() -> None:
-    """Serve until the raylet ends. In a forked process, run the worker."""
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
     raylet = options["--raylet-pid"]
     # The file descriptor becomes readable when the raylet ends.
@@ -105,10 +102,7 @@ def _ray_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _postpone_arrow() -> None:
-    """Register Ray's serializers of Arrow only when a worker imports pyarrow.
-
-    Ray imports an installed pyarrow, and numpy with it, in each worker: 0.2 s of processor time and 25 MB.
-    """
+    """Ray imports an installed pyarrow, and numpy with it, in each worker: 0.2 s of processor time and 25 MB."""
     name = "_register_custom_datasets_serializers"
     arrow = importlib.import_module("ray._private.arrow_serialization")
     register = getattr(arrow, name)
@@ -120,7 +114,7 @@ def _postpone_arrow() -> None:
 
 
 def _serve(listener: socket.socket, raylet_end: int, variables: Mapping[str, str]) -> WorkerRequest | None:
-    """Fork a worker for each request. Return the request in a worker, or None when the raylet has ended."""
+    """Return the request in a forked worker, or None when the raylet has ended."""
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
     waiting.register(raylet_end, select.POLLIN)
@@ -167,7 +161,6 @@ def _receive(connection: socket.socket) -> WorkerRequest:
 
 
 def _adopt(request: WorkerRequest) -> None:
-    """Become the process that Ray would have started."""
     os.setpgid(0, 0)  # Ray ends a worker by its process group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, descriptor in enumerate(request.streams):

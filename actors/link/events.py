@@ -31,28 +31,25 @@ from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.trace import jsonable
 
 _log = bounded_logger(__name__)
-#: How long tokens wait for more tokens, s; all other events are sent immediately.
+#: Tokens wait for more tokens, s; all other events are sent immediately.
 TOKEN_BATCH_S = 0.05
 
 
 class HubSink:
-    """Publishes one run's events from this process to the hub, in order and in batches. Tokens wait for more tokens."""
-
     def __init__(self, hub: Any, run_id: str, interest: frozenset[str]) -> None:
-        self._hub = hub
-        self._run_id = run_id
         self._interest = interest
         self._loop = asyncio.get_running_loop()
-        #: events that wait for the timer
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._sender = BatchSender(self._publish)
+        self._sender: BatchSender[bytes] = BatchSender(
+            lambda batch: note_lost_events(hub.publish.remote(run_id, batch), run_id)
+        )
 
     def wants(self, event_type: type[Event]) -> bool:
         return event_type.method in self._interest
 
     def emit(self, event: Event) -> None:
-        """Send an event with the next batch. Thread-safe."""
+        """Thread-safe."""
         self.emit_packed(pack_event(event), TOKEN_BATCH_S if isinstance(event, TokenEvent) else 0.0)
 
     def emit_packed(self, body: bytes, delay_s: float = 0.0) -> None:
@@ -70,7 +67,6 @@ class HubSink:
         return self._sender.is_idle and not self._waiting
 
     async def flush(self) -> None:
-        """Return when the hub has acknowledged all events so far."""
         self._start_sending()
         await self._sender.flush()
 
@@ -89,9 +85,6 @@ class HubSink:
         waiting, self._waiting = self._waiting, []
         self._sender.add(*waiting)
 
-    async def _publish(self, batch: Sequence[bytes]) -> None:
-        await note_lost_events(self._hub.publish.remote(self._run_id, batch), self._run_id)
-
 
 async def begin_events(hub: Any, run_id: str) -> None:
     """Register a new run at the hub. If a restarting hub takes too long, the run starts without it."""
@@ -102,7 +95,6 @@ async def begin_events(hub: Any, run_id: str) -> None:
 
 
 async def note_lost_events(reference: Any, run_id: str) -> None:
-    """Await a call to the hub. If the hub died, log that events are lost; their tasks are not affected."""
     try:
         await reference
     except ray.exceptions.RayError as error:
@@ -110,7 +102,7 @@ async def note_lost_events(reference: Any, run_id: str) -> None:
 
 
 def pack_event(event: Event) -> bytes:
-    """Return the pickled event. A cause that cannot be pickled is replaced by a stand-in, and a payload by its text."""
+    """A cause that cannot be pickled is replaced by a stand-in, and a payload by its text."""
     match event:
         case TaskFailedEvent():
             event = replace(event, cause=portable(event.cause))
@@ -135,8 +127,6 @@ def pack_announcement(run_id: str, unit: Unit, what: IterationEnded | StepEnded,
 
 @dataclass(frozen=True, slots=True)
 class _Announcement:
-    """Unpickles as the event of a loop or a graph."""
-
     run_id: str
     unit: Unit
     what: IterationEnded | StepEnded

@@ -1,4 +1,4 @@
-"""A run's journal for a process on any node: the store itself, or a client of the process on the node with the files."""
+"""A run's journal for a process on any node."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 
 _log = bounded_logger(__name__)
-#: Facts, their epoch, how far they must get, and the future of their caller.
 _Append: TypeAlias = tuple[Sequence[Fact], int, Persistence, "asyncio.Future[None]"]
 
 
 async def open_journal(location: RecordLocation | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
-    """Return a run's journal for a process of this node; in memory if the run is not recorded."""
+    """In memory if the run is not recorded."""
     if location is None:
         return MemoryJournal(run_id)
     address = location.address
@@ -54,7 +53,7 @@ class RemoteJournal:
         self._fence = EpochFence(run_id)
         self._sender = BatchSender(self._send)
         self._is_closed = False
-        #: why facts were lost; later facts must not be recorded without them
+        #: if set, facts were lost, and later ones must not be recorded without them
         self._failure: Exception | None = None
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
@@ -87,7 +86,6 @@ class RemoteJournal:
             await arrived
 
     async def close(self) -> None:
-        """Flush, then remove this writer on the other side."""
         if self._is_closed:
             return
         try:

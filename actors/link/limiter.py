@@ -31,13 +31,13 @@ from ensemble_ray.process.config import dumps
 
 
 class RemoteLimiter:
-    """Client of the cluster's rate limiter and its accounts. Implements `Remote` and `RemoteBudgetService`."""
+    """Implements `Remote` and `RemoteBudgetService`."""
 
     def __init__(self) -> None:
         self._actor: Any = None
 
     async def __call__(self, message: Message) -> Reply:
-        """Send a message and return the reply. The first message starts the limiter."""
+        """The first message starts the limiter."""
         reply: Reply = await self._deliver("receive", message)
         return reply
 
@@ -57,10 +57,7 @@ class RemoteLimiter:
 
 
 def shared_spending(context: RunContext, limiter: RemoteBudgetService, holder: str) -> Spending | None:
-    """Return the budget of this process's requests for a run; None: the run has none.
-
-    The accounts release it when the process `holder` has died.
-    """
+    """Return the budget of this process's requests, which is released when the process `holder` has died."""
     if context.budget is None:
         return None
     return Spending(RemoteAccount(limiter, context.budget, holder=holder), context.cost)
@@ -91,12 +88,11 @@ class EndpointBoard:
                     yield update
 
 
-#: Services of the driver.
 MEMORY_SERVICE, REFLECTION_SERVICE = "memory", "reflections"
 
 
 class DriverObject:
-    """An object of the driver, such as a run's memory: each method is a request with positional arguments."""
+    """An object of the driver: each method is a request with positional arguments."""
 
     def __init__(self, driver: DriverServices, service: str) -> None:
         self._driver = driver
@@ -121,7 +117,7 @@ def remote_reflections(driver: DriverServices) -> RunReflections:
 
 
 class RemoteMemoryResets:
-    """Resets of memory scopes, through the driver. Implements `MemoryResets`. Errors of a store stay bytes: this process loads no user code."""
+    """Implements `MemoryResets`. Errors of a store stay bytes: this process loads no user code."""
 
     def __init__(self, driver: DriverServices) -> None:
         self._memory = DriverObject(driver, MEMORY_SERVICE)

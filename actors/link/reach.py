@@ -13,9 +13,8 @@ import ray.exceptions
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
 from ensemble_ray.record.stores import resume_advice
 
-#: Pauses before each try to reach a restarting actor, s. After the last try, the call fails.
+#: Pauses before each try to reach a restarting actor, s.
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
-#: The same without an end; the last pause is repeated.
 _PATIENT_PAUSES_S = (0.1, 0.5, 1.0)
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
@@ -29,7 +28,7 @@ async def reach(
     retry_on: type[ray.exceptions.RayError] = ray.exceptions.ActorUnavailableError,
     before_retry: Callable[[], Awaitable[None]] | None = None,
 ) -> Reply:
-    """Call an actor until it answers, and return the reply. The actor may receive the call twice.
+    """Call an actor until it answers. The actor may receive the call twice.
 
     Args:
         pauses: Pauses before further tries, s. After the last one, the call's error is raised.
@@ -49,12 +48,11 @@ async def reach(
 
 
 def patiently() -> Iterator[float]:
-    """Return the pauses of a caller that never gives up, s."""
     return itertools.chain(_PATIENT_PAUSES_S, itertools.repeat(_PATIENT_PAUSES_S[-1]))
 
 
 def ours(error: BaseException, run_id: str, origin: str) -> BaseException:
-    """Return the error that `run()` raises for a failed call to an actor; `origin` is the one of `resume_advice`."""
+    """Return the error that `run()` raises for a failed call to an actor."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EnsembleError | IllegalStateError):
         return cause
@@ -71,7 +69,6 @@ def ours(error: BaseException, run_id: str, origin: str) -> BaseException:
 
 
 def run_error(run_id: str, text: str) -> EnsembleError:
-    """Return an error with the id of its run."""
     error = EnsembleError(f"Run {run_id}: {text}")
     error.run_id = run_id
     return error
@@ -91,8 +88,6 @@ def refuse(awaited: asyncio.Future[Any], error: BaseException) -> None:
 
 
 class BackgroundTasks:
-    """The background tasks of one object."""
-
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -112,20 +107,17 @@ class BackgroundTasks:
 class BatchSender(Generic[Entry]):
     """Sends entries in order and in batches. Only one batch is in flight; later entries go with the next.
 
-    Ray starts calls of an asynchronous actor out of order if one of them is large (measured: 400 kB beside 10 bytes, in 52 of
-    60 rounds).
+    Ray starts calls of an asynchronous actor out of order if one of them is large (400 kB beside 10 bytes: 52 of 60 rounds).
     """
 
     def __init__(self, send: Callable[[list[Entry]], Awaitable[object]]) -> None:
         self._send = send
-        #: entries of the next batch
         self.waiting: list[Entry] = []
         self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether all entries are sent."""
         return self._sending is None and not self.waiting
 
     def add(self, *entries: Entry, within_s: float = 0.0) -> None:
@@ -138,7 +130,6 @@ class BatchSender(Generic[Entry]):
             self._timer = asyncio.get_running_loop().call_later(within_s, self._start)
 
     async def flush(self) -> None:
-        """Return when all entries so far are sent."""
         self._start()
         if self._sending is not None:
             await asyncio.wait([self._sending])
@@ -160,5 +151,5 @@ class BatchSender(Generic[Entry]):
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Return the living nodes of the cluster as Ray describes them. It blocks."""
+    """Return the living nodes as Ray describes them. It blocks."""
     return [node for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)()) if node["Alive"]]

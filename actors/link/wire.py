@@ -1,7 +1,6 @@
 """Values that processes of a living cluster send to each other. User objects are bytes, which a scheduler never loads.
 
-Shared parts of orders, such as an agent's template or a guardrail, are sent once under a name. A process without such a
-part returns the order and receives the part. None of this is written to disk.
+Shared parts of orders are sent once under a name. A process without such a part returns the order and receives it.
 """
 
 from __future__ import annotations
@@ -23,29 +22,24 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import SubmissionReason
 from ensemble_ray.text.foreign_text import one_line
 
-#: Logger of the scheduler's messages about the cluster in a run's driver.
+#: Logger of messages about the cluster in a run's driver.
 CLUSTER_LOGGER = "ensemble_ray.cluster"
-#: Lines that one process forwards per second.
 LINES_PER_S = 20
-#: Stored lines of a run; the oldest are dropped.
+#: Per run; the oldest are dropped.
 _KEPT_LINES = 1000
-#: Number of runs with stored lines but without a waiting driver.
+#: Among runs without a waiting driver.
 _KEPT_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One log line of a run's process."""
-
     text: str
-    #: empty outside of tasks
     agent_role: str
-    #: name of the logger; empty: it was printed
+    #: empty: it was printed
     logger: str = ""
     level: int = 0
-    #: the message without its arguments; a command recognizes messages by it and words them itself
+    #: the message without its arguments, which a command recognizes
     template: str = ""
-    #: frames of user code of a logged error
     traceback: str = ""
 
 
@@ -54,8 +48,6 @@ def scheduler_line(text: str, logger: str, level: int = logging.WARNING) -> LogL
 
 
 class LineBudget:
-    """Limits the number of lines per second."""
-
     def __init__(self, lines_per_s: int = LINES_PER_S) -> None:
         self._lines_per_s = lines_per_s
         self._second = -math.inf
@@ -81,9 +73,7 @@ class LineBudget:
 class _Box:
     lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    #: calls that wait for lines
     waiting: int = 0
-    #: whether its last lines were returned
     is_drained: bool = False
 
 
@@ -102,7 +92,6 @@ class LineService:
         box.changed.set()
 
     def is_listening(self, run_id: str) -> bool:
-        """Whether a call waits for lines of this run. `drain_lines` ends it."""
         box = self._boxes.get(run_id)
         return box is not None and box.waiting > 0
 
@@ -125,7 +114,6 @@ class LineService:
         return lines
 
     async def drain_lines(self, run_id: str) -> Sequence[LogLine]:
-        """Return the last lines and end waiting calls."""
         box = self._boxes.pop(run_id, None)
         if box is None:
             return ()
@@ -149,8 +137,6 @@ class LineService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFailure:
-    """A pickled failure, with the fields that the scheduler needs."""
-
     body: bytes
     error_type: str = ""
     message: str = ""
@@ -159,10 +145,8 @@ class WireFailure:
     is_out_of_credit: bool = False
 
 
-#: How long a process stays after its last run: some seconds for a run of the same program, or longer for a run of any program.
-#: None: it ends.
+#: How long a process stays after its last run: for a run of the same program, or longer for a run of any program.
 Keep: TypeAlias = Literal["briefly", "warm"]
-#: The order of a coordinator or a delegating agent, and its result.
 WireOrder: TypeAlias = TaskOrder[bytes, bytes, bytes]
 WireResult: TypeAlias = TaskResult[bytes, WireFailure]
 WireOutcome: TypeAlias = RunOutcome[bytes, WireFailure]
@@ -170,20 +154,17 @@ WireOutcome: TypeAlias = RunOutcome[bytes, WireFailure]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTemplate:
-    """A pickled agent, with the fields that placement needs. An order may contain values that differ from its template's."""
+    """A pickled agent, with the fields that placement needs."""
 
     key: str
     body: bytes
-    #: agents of one category share processes: no tools, or the same tools and model
     category: str
     isolation: str | None = None
-    #: None: not set
     replicas: int | None = 1
-    #: without use; submissions that a restarted scheduler finds may contain it
+    #: unused; stored submissions may contain it
     is_declared: bool = True
-    #: for messages; if the roles of orders differ, the role of the first
+    #: for messages
     role: str = ""
-    #: requirements of every process of it
     requirements: ResourceRequirements = NOTHING
 
     @property
@@ -201,26 +182,23 @@ class Binding(NamedTuple):
     """The part of a run that a process receives before its first order."""
 
     context: RunContext
-    #: agents that may receive delegated work, by key; other agents arrive with their orders
+    #: agents that may receive delegated work; others arrive with their orders
     templates: Mapping[str, bytes]
-    #: store of the run's record; None: it is not recorded
     location: RecordLocation | None
 
 
 class Dispatch(NamedTuple):
-    """Orders for a process."""
-
     run_id: str
     orders: Sequence[WireOrder]
-    #: agents that the orders need and the process was not sent, by key
+    #: agents that the process was not sent
     templates: Mapping[str, bytes]
 
 
 class CallableRef(NamedTuple):
-    """The location of a callable: in a bundle, a pickle that is sent once."""
+    """The location of a callable in a bundle, a pickle that is sent once."""
 
     bundle: str
-    #: its position in a bundle of several, which preserves shared objects; None: the bundle is the callable
+    #: in a bundle of several, which preserves shared objects
     position: int | None = None
 
 
@@ -242,17 +220,14 @@ class TaskCallables:
 class CallablesUpdate:
     """New and finished callables for their host. Finished ones are dropped first."""
 
-    #: bundle -> its bytes
     bundles: Mapping[str, bytes]
-    #: task key -> its callables
     tasks: Mapping[str, TaskCallables]
-    #: called in order for each delegation
     policies: Sequence[CallableRef] = ()
-    #: predicates of loops and conditions of edges, by path: `loop:refine/until/0`
+    #: by path: `loop:refine/until/0`
     predicates: Mapping[str, CallableRef] = field(default_factory=dict[str, CallableRef])
     done_tasks: Sequence[str] = ()
     done_bundles: Sequence[str] = ()
-    #: whether these are all callables of the run; one that cannot be loaded then fails the run
+    #: if true, one that cannot be loaded fails the run
     is_complete: bool = False
 
 
@@ -266,23 +241,17 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpening:
-    """The part of a run that the scheduler receives before its first order."""
-
     run_id: str
-    #: the driver's id, and a number; the next session replaces this one
+    #: the driver's id, and a number
     session: str = ""
     context: RunContext
     #: the process that started it, its runs may share processes of the cluster; empty: they are not shared
     program: str = ""
-    #: None: it is not recorded
     location: RecordLocation | None = None
-    #: agents that are known from the start; other agents arrive with their orders
     templates: Sequence[AgentTemplate] = ()
-    #: callables that are known from the start
     callables: CallablesUpdate | None = None
     #: whether the driver receives events or requests to its services
     is_connected: bool = False
-    #: whether an earlier session of its driver was lost
     is_resubmission: bool = False
 
 
@@ -293,27 +262,21 @@ def driver_of(session: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A planned run for the scheduler."""
-
     run_id: str
     plan: Plan
     context: RunContext
     header: PlanRecorded
-    #: facts from before scheduling
     preamble: Sequence[Fact] = ()
     templates: Sequence[AgentTemplate]
-    #: task key -> the task's bytes, without context tasks, agent, handler and guardrails
+    #: by key, without context tasks, agent, handler and guardrails
     tasks: Mapping[str, bytes]
-    #: None: the run has none
     callables: CallablesUpdate | None = None
-    #: store of the run's record, seen from the cluster's nodes; None: it is not recorded
+    #: seen from the cluster's nodes; None: it is not recorded
     store: StoreAddress | None = None
     reason: SubmissionReason = SubmissionReason.FIRST
     #: whether the driver receives events or requests to its services
     is_connected: bool = False
-    #: whether a decision at its gate resumes it without the driver
     goes_on_alone: bool = False
-    #: how long agent processes stay for the next run
     keep: Keep = "briefly"
     #: the process that started it, its runs may share processes of the cluster; empty: they are not shared
     program: str = ""
@@ -323,42 +286,33 @@ class Submission:
 class OrderBatch:
     """Orders that share a message, with the parts that were not sent before."""
 
-    #: number in the session, from 1; a repeated batch counts once
+    #: from 1 in a session; a repeated batch counts once
     number: int
     orders: Sequence[WireOrder]
-    #: instance -> its callables, if it has any
     callables: Mapping[str, TaskCallables] = field(default_factory=dict[str, TaskCallables])
     templates: Sequence[AgentTemplate] = ()
-    #: bundle -> the bytes of the callable in it
     bundles: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     def list_payloads(self) -> dict[str, bytes]:
-        """Return the batch's pickles by the names that users know."""
         templates = {f"An agent of kind '{template.key}'": template.body for template in self.templates}
         return {**templates, **{f"A handler or guardrail ({name})": body for name, body in self.bundles.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPage:
-    """Reports of a session for its driver."""
-
-    #: number of entries returned in this session, including these; the driver acknowledges them with it
+    #: number of entries in this session so far, which the driver acknowledges with it
     cursor: int
     results: Sequence[WireResult]
-    #: returned orders: a shared part that they need is missing here
+    #: returned orders, of which a shared part is missing here
     unknown: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndPage:
-    """One page of the end of a planned run."""
-
-    #: differs from the end of a later run with the same id
     end_id: str
-    #: number of entries so far, including these; the next page starts there
+    #: number of entries so far
     cursor: int
     is_last: bool
-    #: how the run ended, with the entries of this page
     end: WireOutcome
-    #: the last lines of the run's processes; None: the driver must request them
+    #: None: the driver must request them
     lines: Sequence[LogLine] | None = None

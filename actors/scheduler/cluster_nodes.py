@@ -1,4 +1,4 @@
-"""Compares the resources that a run's agents require with the cluster's nodes, and watches the nodes (S-CLU-43)."""
+"""Compares the resources that agents require with the cluster's nodes, and watches the nodes (S-CLU-43)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: How often the nodes are read while runs are active, s. Ray itself needs longer to notice a lost node.
+#: Interval of reads, s. Ray itself needs longer to notice a lost node.
 _LOOK_S = 2.0
-#: For how long starting runs share one read, s.
 _FRESH_S = 0.5
 
 
@@ -40,7 +39,7 @@ class ClusterNodes:
         self._is_needed = is_needed
         self._background = BackgroundTasks()
         self._limits = SessionLimits(max_own=1, most_replicas=1)
-        #: until when starting runs use the last read: each read blocks this process's loop
+        #: starting runs share a read: each blocks this process's loop
         self._fresh_until = 0.0
 
     def limits(self) -> SessionLimits:
@@ -112,7 +111,7 @@ def check_requirements(templates: Sequence[AgentTemplate], limits: SessionLimits
 
 
 def _nodes_to_come() -> list[ClusterNode]:
-    """Return the kinds of nodes that the cluster's autoscaler may add; empty if it has none."""
+    """Return the kinds of nodes that the cluster's autoscaler may add."""
     config = cast("Any", ray)._private.state.state.get_cluster_config()  # noqa: SLF001  there is no public function
     groups: Iterable[Any] = () if config is None else config.node_group_configs
     return [

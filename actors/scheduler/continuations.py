@@ -1,4 +1,4 @@
-"""Continuations: tasks of a run that a process starts by itself, each when the one before it has completed (S-DUR-156).
+"""Tasks of a run that a process starts by itself, each when the one before it has completed (S-DUR-156).
 
 The run's source starts the same tasks in the same order when it handles the reports. Until then they are pending here.
 """
@@ -27,7 +27,6 @@ class _Pending:
     number: int
     #: the last task before the pending ones
     head: str
-    #: epochs of the pending tasks, in order
     epochs: dict[str, int]
     lease: Lease | None = None
     #: reports of pending tasks
@@ -36,10 +35,7 @@ class _Pending:
 
 
 class Continuations:
-    """The continuations of one run. Only one at a time has pending tasks.
-
-    `report` accepts the reports of tasks that the source has started.
-    """
+    """Only one continuation at a time has pending tasks. `report` accepts the reports of tasks that the source has started."""
 
     def __init__(
         self, run_id: str, groups: ProcessGroups, report: Callable[[Sequence[WireResult]], Coroutine[Any, Any, None]]
@@ -50,12 +46,12 @@ class Continuations:
         self._number = 0
         self._pending: _Pending | None = None
         self._suspensions = 0
-        #: After a death, tasks are dispatched one by one. So a death counts for the right task, and an epoch rises once.
+        #: After a death, tasks are dispatched one by one, so that a death counts for the right task.
         self._has_lost = False
         #: tasks that a lost process may have begun
         self._lost: set[str] = set()
         self._lost_at = 0.0
-        #: end of the last reported task, Unix time, s
+        #: of the last reported task, Unix time, s
         self._ended_at = 0.0
         self._background = BackgroundTasks()
 
@@ -73,7 +69,7 @@ class Continuations:
         return replace(order, continuation=Continuation(self._number, tuple(following)))
 
     def dispatch(self, orders: Iterable[WireOrder], dispatch: Callable[[Sequence[WireOrder]], None]) -> None:
-        """Dispatch orders, except those that a process has started by itself."""
+        """Dispatch orders that no process has started by itself."""
         lost: list[str] = []
         fresh: list[WireOrder] = []
         for order in orders:
@@ -106,7 +102,7 @@ class Continuations:
         return True
 
     def accept_reports(self, reports: Iterable[WireResult]) -> list[WireResult]:
-        """Return the reports of tasks that the source has started. Store those of pending tasks."""
+        """Return the reports of tasks that the source has started, and store the others."""
         passed: list[WireResult] = []
         for report in reports:
             pending, instance = self._pending, report.instance
@@ -122,7 +118,6 @@ class Continuations:
         return passed
 
     def drop(self) -> None:
-        """Drop the pending tasks."""
         if self._pending is not None:
             self._retain(self._pending, ())
 
@@ -135,30 +130,27 @@ class Continuations:
             self._retain(pending, pending.early)
 
     @contextlib.asynccontextmanager
-    async def suspended(self, patience_s: float | None) -> AsyncGenerator[None]:
+    async def suspended(self, patience_s: float | None = None) -> AsyncGenerator[None]:
         """Let no process start a task by itself, after the source has started all tasks that were started so.
 
         A process that does not answer is waited for at most this long; None: until it dies.
         """
         self._suspensions += 1
         try:
-            if self._pending is not None:
-                await self._settle(self._pending, patience_s)
+            if (pending := self._pending) is not None:
+                assert pending.lease is not None, "it was dispatched"  # noqa: S101  for the type
+                try:
+                    async with asyncio.timeout(patience_s):
+                        begun = await pending.lease.handle.revoke.remote(self._run_id, pending.number)
+                        self._retain(pending, {*begun, *pending.early})
+                        await pending.drained.wait()
+                except TimeoutError:
+                    self._retain(pending, ())
+                except ray.exceptions.RayError as error:
+                    self._groups.mark_lost(pending.lease, error)
             yield
         finally:
             self._suspensions -= 1
-
-    async def _settle(self, pending: _Pending, patience_s: float | None) -> None:
-        assert pending.lease is not None, "it was dispatched"  # noqa: S101  for the type
-        try:
-            async with asyncio.timeout(patience_s):
-                begun = await pending.lease.handle.revoke.remote(self._run_id, pending.number)
-                self._retain(pending, {*begun, *pending.early})
-                await pending.drained.wait()
-        except TimeoutError:
-            self._retain(pending, ())
-        except ray.exceptions.RayError as error:
-            self._groups.mark_lost(pending.lease, error)
 
     def _retain(self, pending: _Pending, instances: Iterable[str]) -> None:
         pending.epochs = {each: epoch for each, epoch in pending.epochs.items() if each in instances}

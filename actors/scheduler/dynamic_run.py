@@ -1,7 +1,6 @@
-"""DynamicRun: a session with its coordinator in the driver, because its tasks are created there during the run.
+"""A session with its coordinator in the driver, because its tasks are created there during the run.
 
-The driver sends orders in batches and reads reports in pages, each kept until the driver acknowledges it. It owns and
-records the run, and sends unfinished work again to another scheduler.
+The driver sends orders in batches and reads reports in pages, each kept until the driver acknowledges it.
 """
 
 from __future__ import annotations
@@ -24,20 +23,15 @@ from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.process.context import bounded_logger
 
-#: A driver that is silent for so long counts as dead, s; a living driver asks every few seconds.
+#: Then a silent driver counts as dead, s; a living driver asks every few seconds.
 MOST_SILENT_S = 30.0
-#: Limits of a page: entries, and bytes except for the last entry.
 _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1_000_000
 _log = bounded_logger(__name__)
 
 
 class DynamicRun:
-    """One dynamic run in the scheduler. It starts no process before the first order.
-
-    Args:
-        hub: Has its events; None: no listener.
-    """
+    """It starts no process before the first order."""
 
     def __init__(
         self,
@@ -61,12 +55,11 @@ class DynamicRun:
             if opening.context.forwards_logs
             else None,
         )
-        #: numbers of batches that arrived before an earlier one; the lowest number that is missing
+        #: batches that arrived before an earlier one
         self._early: set[int] = set()
         self._next_batch = 1
-        #: reports, and instances of returned orders, until the driver has them
+        #: reports, and instances of returned orders
         self._outbox: list[wire.WireResult | str] = []
-        #: how many entries the driver has
         self._acknowledged = 0
         self._changed = asyncio.Event()
         self._heartbeat_at = asyncio.get_running_loop().time()
@@ -91,7 +84,7 @@ class DynamicRun:
         self._session.resize(limits)
 
     def submit(self, batch: wire.OrderBatch) -> None:
-        """Start these tasks. A repeated batch has no effect."""
+        """A repeated batch has no effect."""
         if batch.number < self._next_batch or batch.number in self._early:
             return
         self._early.add(batch.number)
@@ -101,10 +94,7 @@ class DynamicRun:
         self._session.submit(batch.orders, callables=batch.callables, templates=batch.templates, bundles=batch.bundles)
 
     async def collect(self, cursor: int, wait_s: float) -> wire.ReportPage:
-        """Return new reports after the driver's first `cursor` entries, which are dropped here.
-
-        Wait up to `wait_s` for one.
-        """
+        """Return new reports after the driver's first `cursor` entries, which are dropped here. Wait up to `wait_s` for one."""
         loop = asyncio.get_running_loop()
         self._heartbeat_at = loop.time()
         if cursor > self._acknowledged:
@@ -135,12 +125,10 @@ class DynamicRun:
         self._post((instance,))
 
     async def close(self, *, keep: wire.Keep | None) -> None:
-        """Release all processes and wake waiting readers."""
         self._changed.set()
         await self._session.close(keep=keep)
 
     async def until_driver_is_gone(self) -> None:
-        """Return when the driver has been silent for so long that it must be dead."""
         left = MOST_SILENT_S
         while left > 0:
             await asyncio.sleep(left)
@@ -177,12 +165,10 @@ class SessionService:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def open_session(self, opening: wire.SessionOpening) -> Any:
-        """Prepare for a run's tasks. Return the handle of its event hub, or None when it has no listener.
+        """Return the handle of the run's event hub, or None when it has no listener.
 
-        A driver that claimed the run, or lost its session, replaces the open session.
-
-        Raises:
-            RunExistsError: another driver coordinates a run with this id, and no record decides who owns it.
+        A driver that claimed the run, or lost its session, replaces the open session. A RunExistsError: another driver coordinates
+        a run with this id, and no record decides who owns it.
         """
         while (held := self._dynamic.get(opening.run_id)) is not None:
             if held.session == opening.session:
@@ -201,14 +187,14 @@ class SessionService:
         return hub
 
     async def submit_orders(self, run_id: str, session: str, batch: wire.OrderBatch) -> bool:
-        """Accept orders. Return False if the session is unknown because this process was restarted."""
+        """Return False if the session is unknown because this process was restarted."""
         run = self._find(run_id, session)
         if run is not None:
             run.submit(batch)
         return run is not None
 
     async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> wire.ReportPage | None:
-        """Return reports, or None if the session is unknown here. Raise if another driver coordinates the run now."""
+        """Return None if the session is unknown here. Raise if another driver coordinates the run now."""
         run = self._find(run_id, session)
         page = None if run is None else await run.collect(cursor, wait_s)
         now = self._dynamic.get(run_id)

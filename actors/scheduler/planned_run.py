@@ -1,7 +1,6 @@
-"""PlannedRun: one planned run in the scheduler, with its coordinator.
+"""One planned run in the scheduler, with its coordinator.
 
-It owns the run's record and stores the submission for a restarted scheduler (S-DUR-32). Outputs stay bytes, which
-this process never loads.
+It stores the submission for a restarted scheduler (S-DUR-32). Outputs stay bytes, which this process never loads.
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ import ray.exceptions
 from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.events import HubSink, pack_announcement
 from ensemble_ray.actors.link.limiter import RemoteMemoryResets, close_account
-from ensemble_ray.actors.link.packing import (
-    make_undone_result,
-    pack,
-    pack_failure,
-    pack_result,
-    packed_evaluation,
-)
+from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_failure, pack_result, packed_evaluation
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
@@ -55,15 +48,13 @@ from ensemble_ray.values.reviews import RunDirective
 _log = bounded_logger(__name__)
 _NO_CALLABLES = wire.TaskCallables()
 Entry = TypeVar("Entry")
-#: Limits of a page: entries, and bytes except for the last entry.
 _PAGE_ENTRIES = 1000
 _PAGE_BYTES = 1_000_000
-#: A driver that has not asked for so long has stopped reading, s.
 _READ_S = 60.0
 
 
 class PlannedRun:
-    """One planned run in the scheduler, and the executor of its coordinator. It starts no process before `begin`."""
+    """The executor of its coordinator. It starts no process before `begin`."""
 
     def __init__(
         self,
@@ -102,7 +93,6 @@ class PlannedRun:
         )
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
         journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
-        #: None: no listener, or no units
         self._announcements: Announcements | None = None
         if hub is not None and submission.plan.units:
             sink = HubSink(hub, self.run_id, submission.context.interest)
@@ -121,7 +111,7 @@ class PlannedRun:
             ),
             units=self._unit_ports(hub) if submission.plan.units else None,
         )
-        #: None: the driver's process decides its gates
+        #: None: the driver decides its gates
         self._decisions: DecisionWatch | None = None
         if submission.context.is_detached and submission.store is not None:
             waiting = self._tasks.suspended
@@ -170,11 +160,11 @@ class PlannedRun:
         await self._coordinator.begun
 
     async def cancel(self) -> None:
-        async with self._session.without_continuations(patience_s=GRACE_S):
+        async with self._session.continuations.suspended(GRACE_S):
             await self._coordinator.cancel()
 
     async def inject(self, directive: RunDirective) -> bool:
-        async with self._session.without_continuations():
+        async with self._session.continuations.suspended():
             return await self._coordinator.inject(directive)
 
     async def report(self, reports: Sequence[wire.WireResult]) -> None:
@@ -190,8 +180,8 @@ class PlannedRun:
         if self._announcements is not None:
             self._announcements.start(orders)
             return
-        if len(orders) == 1 and self._session.may_continue(orders[0]):
-            orders = [self._session.continue_with(orders[0], self._tasks.list_following(orders[0]))]
+        if len(orders) == 1:
+            orders = [self._session.continue_with(orders[0], self._tasks.list_following)]
         self._session.submit(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
@@ -276,7 +266,6 @@ class Announcements:
         self._units = {unit.key: unit for unit in plan.units}
         self._sink = sink
         self._start = start
-        #: orders that wait for the hub, by instance
         self._waiting: dict[str, wire.WireOrder] = {}
         self._background = BackgroundTasks()
 
@@ -312,7 +301,7 @@ class Announcements:
 
 
 class HostedPredicates:
-    """The predicates of one run, in the process of its callables. Implements `Predicates` with outputs as bytes."""
+    """Predicates in the process of the run's callables. Implements `Predicates` with outputs as bytes."""
 
     def __init__(self, session: RunSession) -> None:
         self._session = session
@@ -371,11 +360,8 @@ def body_of(submission: wire.Submission, key: str) -> TaskBody[bytes]:
 
 
 class RunEndBuffer:
-    """The end of one planned run, read in pages."""
-
     def __init__(self) -> None:
         self.id = new_object_id()
-        #: gets the end
         self.result: asyncio.Future[wire.WireOutcome] = asyncio.get_running_loop().create_future()
         self._waiting = 0
         self._asked_at = -_READ_S
@@ -412,12 +398,11 @@ def _page_of(ended: wire.WireOutcome, end_id: str, begin: int) -> wire.EndPage:
 
 
 class _Page:
-    """One page of several sequences that count as one. Each body is read once."""
+    """One page of several sequences that count as one."""
 
     def __init__(self, begin: int) -> None:
-        #: entries before the next sequence
+        #: entries so far
         self.total = 0
-        #: the first entry of the next page
         self.stop = begin
         self._begin = begin
         self._size_bytes = 0

@@ -1,7 +1,6 @@
 """The processes of one run: started, sent orders, watched and released, and replaced when they die.
 
-Orders name a group of processes; the group's owner decides which agents are in it. Reports count only for the newest
-dispatch of an order (`DispatchTable`). Every order is reported, whatever dies.
+Reports count only for the newest dispatch of an order (`DispatchTable`). Every order is reported, whatever dies.
 """
 
 from __future__ import annotations
@@ -29,19 +28,14 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
 _log = bounded_logger(__name__)
-#: Up to so many tasks for one process are sent as one call each. More tasks share one message, and their reports arrive in
-#: batches. Measured: for a single task two messages cost a third more than a call with its reply; for a hundred tasks a
-#: shared message is twenty times cheaper.
+#: Up to so many tasks are sent as one call each, others as one message. For a single task two messages cost a third more than a
+#: call with its reply; for a hundred tasks a shared message is twenty times cheaper.
 MOST_DIRECT = 4
-#: The group of handler tasks and guardrails.
 CALLABLES = "callables"
-#: When the driver is first warned that a process waits for a node, s, and the interval after that, s.
+#: When and how often the driver is warned that a process waits for a node, s.
 _WAITED_S, _WAITS_S = 10.0, 60.0
-#: How long a process may take to release a run, s.
 _RELEASE_S = 5.0
-#: How long a shared process with a stuck task may take to answer, s.
 _ANSWER_S = 15.0
-#: How long a released process may take to finish its start, s.
 _START_S = 60.0
 
 
@@ -59,24 +53,20 @@ class GroupOwner(Protocol):
 
     def requirements_of(self, group: str) -> ResourceRequirements: ...
 
-    def may_share(self, group: str) -> bool:
-        """Whether a group's processes may serve other runs, too."""
-        ...
+    def may_share(self, group: str) -> bool: ...
 
     def on_ready(self, group: str) -> None:
-        """Handle a started process that had to wait for a node: start the next one of its group."""
+        """Handle a started process that had to wait for a node."""
         ...
 
-    def on_wait(self, group: str, waited_s: float) -> None:
-        """Warn that a process waits for a node, and for how long so far."""
-        ...
+    def on_wait(self, group: str, waited_s: float) -> None: ...
 
     async def bind(self, group: str, lease: Lease, callables: Any) -> None:
-        """Bind a new process of a group to the run. It calls the handle `callables` for the run's callables."""
+        """Bind a new process to the run. It calls the handle `callables` for the run's callables."""
         ...
 
     def templates_for(self, lease: Lease, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
-        """Return the templates that these orders need and the process was not sent."""
+        """Return the templates that the process was not sent."""
         ...
 
     async def report(self, reports: Sequence[WireResult]) -> None: ...
@@ -90,7 +80,6 @@ class ProcessGroups:
     """The processes of one run, by group.
 
     Args:
-        hub: Has the run's events; None: no listener.
         nodes: Nodes to spread processes over; empty: any node.
         share_from: How many processes the program has before it shares one; None: it shares none.
     """
@@ -116,16 +105,13 @@ class ProcessGroups:
         self._groups: dict[str, list[Lease]] = {}
         self._by_name: dict[str, Lease] = {}
         self._table = DispatchTable(is_recorded=is_recorded)
-        #: unreported orders as they were dispatched
         self._orders: dict[str, WireOrder] = {}
         self._tasks = BackgroundTasks()
-        #: host of the run's callables
         self.callables: Lease | None = None
         #: when new orders last found a group with at most `GROWS_ABOVE` tasks
         self._calm_at: dict[str, float] = {}
-        #: number of dead processes per group
         self._lost = Counter[str]()
-        #: number of successive hosts of callables that died before they were ready
+        #: successive hosts of callables that died before they were ready
         self._failed_starts = 0
         self.is_closed = False
 
@@ -141,7 +127,13 @@ class ProcessGroups:
     def start(self, orders: Iterable[WireOrder]) -> None:
         batches: dict[str, tuple[Lease, list[WireOrder]]] = {}
         for order in orders:
-            lease = self._choose(self._owner.group_of(order))
+            group = self._owner.group_of(order)
+            if usable := self._usable(group):
+                lease = min(usable, key=lambda each: self._table.load(each.name))
+            elif group == CALLABLES and self.callables is None:
+                lease = self.host_callables()
+            else:
+                lease = self.start_process(group)
             self._table.record_dispatch(order.instance, order.epoch, lease.name)
             self._orders[order.instance] = order
             batches.setdefault(lease.name, (lease, []))[1].append(replace(order, description=""))
@@ -155,7 +147,6 @@ class ProcessGroups:
                 self._send(lease, lease.handle.accept.remote(body))
 
     async def _perform(self, lease: Lease, order: WireOrder) -> None:
-        """Call the process for one order. The reply is its report, which saves a message."""
         templates = self._owner.templates_for(lease, (order,))
         body: bytes = await lease.handle.perform.remote(pack(Dispatch(self._run_id, (order,), templates)))
         await self._owner.report([unpack(body, WireResult)])
@@ -178,11 +169,10 @@ class ProcessGroups:
         self._table.count_death(instance)
 
     def lease_of(self, instance: str) -> Lease | None:
-        """Return the process that has an order."""
         return self._by_name.get(self._table.process_of(instance) or "")
 
     def stop(self, instances: Iterable[str]) -> None:
-        """Stop running tasks. `end_stuck` ends processes that do not stop theirs."""
+        """`end_stuck` ends processes that do not stop their tasks."""
         for name, held in self._table.stop(instances).items():
             lease = self._by_name.get(name)
             if lease is not None:
@@ -191,8 +181,7 @@ class ProcessGroups:
     def end_stuck(self, instances: Iterable[str] | None = None) -> None:
         """End processes that still run stopped tasks (None: all of them), which reports those tasks.
 
-        A process that other runs use continues for them unless it no longer answers. This run's tasks are reported in
-        its place.
+        A process that other runs use continues for them if it still answers. This run's tasks are reported in its place.
         """
         stopped = None if instances is None else list(instances)
         for name in self._table.stuck(stopped):
@@ -215,7 +204,7 @@ class ProcessGroups:
         return fresh
 
     async def close(self, *, keep: Keep | None) -> None:
-        """Release all processes. After this call no process is started, whatever dies."""
+        """After this call no process is started, whatever dies."""
         self.is_closed = True
         await asyncio.gather(*(self.detach(group, keep=keep) for group in list(self._groups)))
 
@@ -230,24 +219,17 @@ class ProcessGroups:
         unready = [each for each in leases if each.is_alive and not each.is_ready]
         starting = [each for each in unready if (keep and not each.requirements) or each.process.is_shared]
         for lease in starting:
-            self._tasks.start(self._put_back_started(lease, keep=keep))
+            self._tasks.start(self._put_back(lease, keep=keep, after_start=True))
         await asyncio.gather(*(self._put_back(lease, keep=keep) for lease in leases if lease not in starting))
 
-    async def _put_back_started(self, lease: Lease, *, keep: Keep | None) -> None:
-        """Put a process back once it has started, or end it if it does not start.
-
-        Messages to a starting process overtake each other: the release of this run could remove its resumption, which
-        has the same id.
-        """
-        if lease.starting is not None:
+    async def _put_back(self, lease: Lease, *, keep: Keep | None, after_start: bool = False) -> None:
+        if after_start and lease.starting is not None:
+            # Messages to a starting process overtake each other: this release could remove a resumption of the run.
             await asyncio.wait([lease.starting], timeout=_START_S)
-        await self._put_back(lease, keep=keep)
-
-    async def _put_back(self, lease: Lease, *, keep: Keep | None) -> None:
         self._pool.put_back(lease, is_clean=await self._release(lease), keep=keep)
 
     async def _release(self, lease: Lease) -> bool:
-        """Release the run in a process. Return whether none of the run's work remains there."""
+        """Return whether none of the run's work remains there."""
         is_refused = lease.process.is_shared and lease.starting is not None and lease.starting.done()
         if not lease.is_alive or not (lease.is_ready or is_refused):
             return False
@@ -261,7 +243,7 @@ class ProcessGroups:
             return False
 
     async def _check_answers(self, lease: Lease) -> None:
-        """End a shared process with a blocked loop; its tasks are dispatched again."""
+        """End a shared process with a blocked loop."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await lease.handle.answer.remote()
@@ -275,7 +257,7 @@ class ProcessGroups:
         return sum(len(self.alive(group)) for group in self._groups)
 
     def locate(self, group: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Return names and handles of a group's processes for an agent that delegates; end the one that it `lost`."""
+        """Return names and handles of a group's processes for an agent that delegates; end the `lost` one."""
         for lease in self._groups.get(group, []):
             if lease.name == lost:
                 self.mark_lost(lease, RuntimeError("it could not be reached by another agent"))
@@ -289,7 +271,7 @@ class ProcessGroups:
         return sum(not lease.is_ready for lease in self.alive(group))
 
     def _usable(self, group: str) -> list[Lease]:
-        """Return the processes that receive orders. One that may wait long for a node receives none while there are others."""
+        """A process that may wait long for a node receives no orders while there are others."""
         alive = self.alive(group)
         ready = [lease for lease in alive if lease.is_ready or not lease.requirements]
         return ready or alive
@@ -353,12 +335,6 @@ class ProcessGroups:
             await asyncio.sleep(_WAITS_S)
             waited_s += _WAITS_S
 
-    def _choose(self, group: str) -> Lease:
-        usable = self._usable(group)
-        if not usable:
-            return self.host_callables() if group == CALLABLES and self.callables is None else self.start_process(group)
-        return min(usable, key=lambda lease: self._table.load(lease.name))
-
     def _send(self, lease: Lease, work: Awaitable[None]) -> asyncio.Task[None]:
         """Await a call in the background. If it fails, dispatch the tasks of that process again, or fail them."""
 
@@ -404,7 +380,6 @@ class ProcessGroups:
             self._fail(lease, following.hopeless, error)
 
     def _move_callables(self) -> Lease:
-        """Start a new host of the run's callables. Callers of the lost host call this one."""
         self.callables = host = self.start_process(CALLABLES)
         for group, leases in self._groups.items():
             for lease in leases if group != CALLABLES else ():
@@ -413,7 +388,7 @@ class ProcessGroups:
         return host
 
     def _fail(self, lease: Lease, instances: Iterable[str], error: BaseException) -> None:
-        """Report tasks of a process as failed, or as cancelled if they were stopped."""
+        """Report tasks as failed, or as cancelled if they were stopped."""
         reports: list[WireResult] = []
         events: list[bytes] = []
         for instance in self._table.abandon(lease.name, instances):
@@ -436,14 +411,13 @@ class ProcessGroups:
 
 
 def lost_result(order: WireOrder, error: BaseException, *, deaths: int, is_stopped: bool) -> WireResult:
-    """Return the result of a lost order. `deaths` counts the processes that died while they ran it."""
     return pack_result(
         make_undone_result(order, _failure(order, error, deaths), "cancelled" if is_stopped else "failed")
     )
 
 
 def lost_event(order: WireOrder, error: BaseException, *, deaths: int, context: RunContext) -> bytes:
-    """Return the failed event of a task after its process can no longer send one (S-EVT-10)."""
+    """Its process can no longer send the event (S-EVT-10)."""
     total = order.total_tasks
     event = TaskFailedEvent(
         run_id=context.run_id,

@@ -1,7 +1,7 @@
-"""Agent processes: started, watched, shared, pooled and ended, for the scheduler's sessions.
+"""Agent processes for the scheduler's sessions.
 
-Runs of one program may share a process, and a process stays idle for some time after its last run: both cost a
-thousandth of a new process. A process never gets another run while a thread or task of an earlier one is stuck in it.
+A shared or idle process costs a thousandth of a new one. A process never gets another run while a thread or task of an
+earlier one is stuck in it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
 
 _log = bounded_logger(__name__)
-#: How long an idle process waits for the next run, s.
 KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}
-#: How long a node that lost a process is avoided, s: Ray may not have noticed yet that the node itself is lost.
+#: How long a node that lost a process is avoided, s: Ray notices a lost node late.
 _DOUBT_S = 30.0
-#: The type of a process. It never changes.
 ProcessType = Literal["agent", "manager", "callables"]
 _CLASSES: Mapping[ProcessType, type[object]] = {"agent": AgentActor, "manager": ManagerActor, "callables": CallableHost}
 
@@ -49,7 +47,7 @@ class ProcessPool:
         self._scheduler = scheduler
         self._idle: list[AgentProcess] = []
         self._living: set[AgentProcess] = set()
-        #: id of a node that lost a process -> until when it is avoided
+        #: until when a node that lost a process is avoided
         self._doubted: dict[str, float] = {}
         self._board = EndpointBoard()
         self._watches = BackgroundTasks()
@@ -67,9 +65,8 @@ class ProcessPool:
         """Lease a process to a run. Never waits: calls queue up until it has started.
 
         Args:
-            program: The run's program; empty: none.
             requirements: Resources of its node; a process with requirements is never shared.
-            nodes: Start it on the node with the fewest processes, unless it has requirements; empty: any node.
+            nodes: Start it on the node with the fewest processes; empty: any node.
             share_from: How many shared processes its program has before the run joins one; None: it shares none.
         """
         nodes = () if requirements else nodes  # Ray chooses a node that has the resources
@@ -136,15 +133,12 @@ class ProcessPool:
         return process
 
     def _list_trusted(self, nodes: Sequence[ClusterNode]) -> Sequence[ClusterNode]:
-        """Return the nodes that lost no process recently, or all if each did. Ray notices a lost node late."""
+        """Return the nodes that lost no process recently, or all if each did."""
         now = asyncio.get_running_loop().time()
         return [node for node in nodes if self._doubted.get(node.node_id, 0.0) <= now] or nodes
 
     def put_back(self, lease: Lease, *, keep: Keep | None, is_clean: bool = True) -> None:
-        """Return a lease.
-
-        The last one decides whether the process is kept or ended; one that is not clean gets no more runs.
-        """
+        """The last lease keeps or ends the process; a process that is not clean gets no more runs."""
         process = lease.process
         lease.on_death = lease.describe = None
         process.leases.remove(lease)
@@ -162,10 +156,7 @@ class ProcessPool:
             self.end(process)
 
     def retire(self, process: AgentProcess) -> bool:
-        """Assign no more runs to a process with a stuck task.
-
-        Return False if only one run uses it, which may end it.
-        """
+        """Assign no more runs to a process with a stuck task. Return False if only one run uses it, which may end it."""
         process.is_retired = True
         return process.is_shared
 
@@ -181,7 +172,7 @@ class ProcessPool:
             self._expire(process)
 
     def broadcast(self, update: EndpointUpdate, *, source: str) -> None:
-        """Send an update to all processes except `source`. Processes that start later receive the failures."""
+        """Processes that start later receive the failures."""
         self._board.note(update, asyncio.get_running_loop().time())
         for process in self._living:
             if process.name != source:
@@ -193,10 +184,7 @@ class ProcessPool:
         ray.kill(process.handle)
 
     def mark_lost(self, process: AgentProcess, error: BaseException) -> None:
-        """End a process that failed a call, since it may only be unreachable, and notify the runs that use it.
-
-        Its watch may report the death later, and then notifies no run.
-        """
+        """End a process that failed a call, since it may only be unreachable, and notify the runs that use it."""
         if process.is_alive:
             if process in self._idle:
                 self._idle.remove(process)
@@ -220,7 +208,10 @@ class ProcessPool:
             if was_alive:
                 self._doubt(process.node_id)
                 _broadcast_death(process, error)
-            _release_holder(process.name)
+            if (limiter := spawn.existing("rate_limiter")) is not None:
+                limiter.receive.remote(HolderGone(holder=process.name))
+            for journal in spawn.existing_journals():
+                journal.detach.remote(process.name)
 
     def _doubt(self, node_id: str) -> None:
         if node_id:
@@ -230,24 +221,19 @@ class ProcessPool:
 @dataclass(slots=True, kw_only=True, eq=False)
 class AgentProcess:
     handle: Any
-    #: also its name at the rate limiter
     name: str
     type: ProcessType = "agent"
-    #: its node; empty: any node
+    #: empty: any node
     node_id: str = ""
-    #: resources that it reserves on its node
     requirements: ResourceRequirements = NOTHING
     is_alive: bool = True
-    #: the program of its current or last runs
     program: str = ""
-    #: whether several of these runs may use it at the same time
+    #: by runs of its program
     is_shareable: bool = False
-    #: one per run that uses it
     leases: list[Lease] = field(default_factory=list["Lease"], repr=False)
-    #: whether it gets no more runs because a task is stuck in it; it ends with its last run
+    #: whether a task is stuck in it; it ends with its last run
     is_retired: bool = False
     timer: asyncio.TimerHandle | None = None
-    #: how long it stays while it is idle
     keep: Keep | None = None
 
     @property
@@ -261,7 +247,7 @@ class AgentProcess:
 @dataclass(frozen=True, slots=True)
 class LeaseDescription:
     run: RunDescription
-    #: dispatched tasks that are not reported, at most `MOST_TASKS`
+    #: at most `MOST_TASKS`
     tasks: Sequence[TaskDescription]
 
 
@@ -269,17 +255,14 @@ class LeaseDescription:
 class Lease:
     process: AgentProcess
     run_id: str
-    #: whether it has been bound to the run
     is_ready: bool = False
     #: done when it is ready, or cannot be
     starting: asyncio.Task[None] | None = None
-    #: templates of the run's agents that it was sent, the latest last
+    #: that it was sent, the latest last
     templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
-    #: called when the run loses it
     on_death: Callable[[Lease, BaseException], None] | None = None
-    #: returns how many tasks of the run it is running
     count_tasks: Callable[[], int] = int
-    #: returns its share of the run; None: it is being put back
+    #: None: it is being put back
     describe: Callable[[], LeaseDescription] | None = None
 
     @property
@@ -303,11 +286,3 @@ def _broadcast_death(process: AgentProcess, error: BaseException) -> None:
     for lease in list(process.leases):
         if lease.on_death is not None:
             lease.on_death(lease, error)
-
-
-def _release_holder(name: str) -> None:
-    limiter = spawn.existing("rate_limiter")
-    if limiter is not None:
-        limiter.receive.remote(HolderGone(holder=name))
-    for journal in spawn.existing_journals():
-        journal.detach.remote(name)

@@ -1,4 +1,4 @@
-"""SchedulerActor: the actor that owns the cluster's runs. It starts all other actors of a run and runs no user code.
+"""The actor that owns the cluster's runs. It starts all other actors of a run and runs no user code.
 
 When its process dies, Ray restarts it, and it resumes the runs whose submissions are stored (S-DUR-32).
 """
@@ -59,26 +59,20 @@ from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import RunDirective
 
-#: How long processes may take to answer a survey, s.
 _ANSWER_S = 1.5
-#: How many runs of one process a description lists.
 _MOST_RUNS = 64
 _log = bounded_logger(__name__)
-#: How often the records of suspended runs are read, s.
 _LOOK_S = 1.0
-#: How long a node may take to start a process and load the payloads, s; a slower node is skipped.
+#: A slower node is skipped when payloads are loaded, s.
 _PATIENCE_S = 60.0
-#: (node, digest of payloads) pairs that loaded
 _proven: set[tuple[str, str]] = set()
 _MOST_PROVEN = 10_000
-#: How many ended runs keep a result that is not fetched yet.
 KEPT_RESULTS = 64
-#: For how long a description is shared with other callers, s.
 _FRESH_S = 0.5
 
 
 class SchedulerActor(LineService, SessionService):
-    """Runs planned runs and hosts the sessions of dynamic ones. A cluster has one, or several that share its runs."""
+    """Runs planned runs and hosts the sessions of dynamic ones. Several may share the runs of a cluster."""
 
     def __init__(self, name: str = spawn.SCHEDULER) -> None:
         LineService.__init__(self)
@@ -114,16 +108,7 @@ class SchedulerActor(LineService, SessionService):
             raise
 
     async def submit(self, body: bytes) -> Any:
-        """Start or resume a run. Return the handle of its event hub, or None when it has no listener.
-
-        Args:
-            body: A packed `Submission`.
-
-        Raises:
-            RunExistsError: a run with this id is running.
-            RecordError: its record cannot be written, or is damaged.
-            ValidationError: an agent requires resources that the cluster can never provide (S-CLU-43).
-        """
+        """Start or resume a packed `Submission`. Return the handle of its event hub, or None when it has no listener."""
         await self.wait_until_recovered()
         submission = unpack(body, Submission)
         run_id = submission.run_id
@@ -161,7 +146,7 @@ class SchedulerActor(LineService, SessionService):
         return [] if run is None else run.locate(agent_key, lost)
 
     async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
-        """Send what one process learned about an endpoint to all others of the cluster (S-DUR-64, S-DUR-65)."""
+        """Send what one process learned about an endpoint to all others (S-DUR-64, S-DUR-65)."""
         await self.on_endpoint_update(source, update)
         for name, other in spawn.existing_schedulers(spawn.namespace_of(self._name)).items():
             if name != self._name:
@@ -171,12 +156,7 @@ class SchedulerActor(LineService, SessionService):
         self._pool.broadcast(update, source=source)
 
     async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> bytes | None:
-        """Wait until a run has ended and return a page of its end; None if the end is unknown because this process was
-        restarted.
-
-        The driver has `cursor` entries of the end `end_id`. The last page contains the last log lines, if the driver is
-        waiting for lines: its call for them ends now, and it need not make another.
-        """
+        """Return a page of a run's end; None if a restart lost the end. The last page may contain the last log lines."""
         await self.wait_until_recovered()
         ended = self._ends.get(run_id)
         if ended is None or end_id not in {"", ended.id}:
@@ -193,7 +173,7 @@ class SchedulerActor(LineService, SessionService):
             await run.cancel()
 
     async def inject(self, run_id: str, directive: RunDirective) -> bool:
-        """Add a directive for the tasks that start from now on. Return False if the run has ended."""
+        """Return False if the run has ended."""
         await self.wait_until_recovered()
         run = self._planned.get(run_id)
         return run is not None and await run.inject(directive)
@@ -208,7 +188,7 @@ class SchedulerActor(LineService, SessionService):
         return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
 
     async def describe(self) -> bytes:
-        """Return the processes and their tasks, packed by `dump_actor`. Frequent callers share one answer."""
+        """Frequent callers share one answer, packed by `dump_actor`."""
         loop = asyncio.get_running_loop()
         if self._describing is None or (self._describing.done() and loop.time() - self._described_at > _FRESH_S):
             self._describing, self._described_at = loop.create_task(self._describe()), loop.time()
@@ -318,7 +298,6 @@ class SchedulerActor(LineService, SessionService):
 class ProcessSurvey:
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
-        #: open questions by the process's name
         self._asked: dict[str, asyncio.Task[ProcessDescription | None]] = {}
 
     async def describe(self) -> tuple[list[ProcessDescription], int]:
@@ -371,7 +350,7 @@ class ProcessSurvey:
 def merge_description(
     known: ProcessDescription, answer: ProcessDescription | None, *, handed: int
 ) -> ProcessDescription:
-    """Merge what the scheduler knows about a process with the process's own answer.
+    """Merge the scheduler's knowledge of a process with the process's answer.
 
     A dispatched task that is missing in the answer is on its way. A task that only the answer lists was delegated.
     """
@@ -413,7 +392,7 @@ async def _describe_process(process: AgentProcess) -> ProcessDescription | None:
 class _Waiting:
     submission: Submission
     store: StoreAddress
-    #: ids of the gates that were open when the run was suspended
+    #: that were open when the run was suspended
     gates: frozenset[str]
 
 
@@ -435,7 +414,7 @@ class WaitingRuns:
         self._runs.pop(run_id, None)
 
     async def _watch(self, waiting: _Waiting) -> None:
-        """Watch one run, so that a slow or unreachable store does not delay the others."""
+        """A slow or unreachable store does not delay the other runs."""
         run_id = waiting.submission.run_id
         while self._runs.get(run_id) is waiting:
             await asyncio.sleep(_LOOK_S)
@@ -448,7 +427,12 @@ class WaitingRuns:
         run_id = waiting.submission.run_id
         found = await store_at(waiting.store).summary(run_id)
         is_left = found is None or found.state is not RunState.WAITING
-        is_ready = not is_left and await self._is_ready(waiting)
+        is_ready = False
+        if not is_left:
+            now = time.time()
+            gates = fold_gates(await store_at(waiting.store).gates_of(run_id))
+            obstacles = (obstacle_at(each, at=now, is_owned=False) for each in gates if each.gate_id in waiting.gates)
+            is_ready = any(each is not None for each in obstacles)
         if self._runs.get(run_id) is not waiting:  # it was resumed here meanwhile
             return
         if is_left:  # it was resumed elsewhere, cancelled or removed
@@ -465,16 +449,9 @@ class WaitingRuns:
                 )  # fmt: skip
                 await self._drop(run_id)
 
-    async def _is_ready(self, waiting: _Waiting) -> bool:
-        """Whether a gate that was open is decided, or can no longer be decided."""
-        now = time.time()
-        facts = await store_at(waiting.store).gates_of(waiting.submission.run_id)
-        gates = (gate for gate in fold_gates(facts) if gate.gate_id in waiting.gates)
-        return any(obstacle_at(gate, at=now, is_owned=False) is not None for gate in gates)
-
 
 async def load_everywhere(payloads: Mapping[str, bytes]) -> None:
-    """Load these on every node. The scheduler's own process does not load them.
+    """Load these on every node, but not in the scheduler's own process.
 
     Raises:
         ValidationError: one cannot be loaded on some node.
@@ -507,7 +484,7 @@ async def _load_on(node: str, payloads: Mapping[str, bytes]) -> list[tuple[str, 
 
 
 def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """Load these in this process. Return the names of the failed ones, and why."""
+    """Return the names of payloads that cannot be loaded here, and why."""
     failed: list[tuple[str, str]] = []
     for name, body in payloads.items():
         try:
@@ -518,8 +495,5 @@ def load_all(payloads: Mapping[str, bytes]) -> list[tuple[str, str]]:
 
 
 def start_recovery(actor: Any) -> None:
-    """Call an actor's `wait_until_recovered` until it returns.
-
-    The first calls may fail: the cluster may still list the actor as restarting, and its store may be out of reach.
-    """
+    """The first calls may fail: the cluster may still list the actor as restarting, or its store may be out of reach."""
     asyncio.run(reach(actor.wait_until_recovered.remote, patiently(), retry_on=ray.exceptions.RayError))

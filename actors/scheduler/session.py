@@ -1,17 +1,12 @@
-"""RunSession: one run's share of the scheduler.
-
-It places agents in groups of processes (`plan.placement`), delivers templates and callables, dispatches orders
-through `process_groups` and returns reports. It keeps no state about a reported task.
-"""
+"""One run's share of the scheduler. It keeps no state about a reported task."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -34,7 +29,7 @@ from ensemble_ray.runs.ownership import GRACE_S
 Answer = TypeVar("Answer")
 _NONE = wire.CallablesUpdate(bundles={}, tasks={})
 _log = bounded_logger(__name__)
-#: How many processes may die while they evaluate a predicate. The predicate itself may be the cause.
+#: The predicate itself may be the cause of deaths.
 _MOST_LOST = 3
 
 
@@ -42,21 +37,18 @@ _MOST_LOST = 3
 class SessionLimits:
     """The cluster's nodes, and the number of processes that a run may use on them."""
 
-    #: largest number of processes of one run
     max_own: int
-    #: largest number of replicas for agents that set none
+    #: for agents that set none
     most_replicas: int
     nodes: tuple[ClusterNode, ...] = ()
 
     @property
     def spread_over(self) -> tuple[ClusterNode, ...]:
-        """Nodes to spread processes over; empty if there is only one."""
+        """Empty if there is only one node."""
         return self.nodes if len(self.nodes) > 1 else ()
 
 
 class ReportReceiver(Protocol):
-    """Receives the results of a session."""
-
     async def receive(self, reports: Sequence[wire.WireResult]) -> None:
         """Accept results. Each arrives once."""
         ...
@@ -69,8 +61,7 @@ class ReportReceiver(Protocol):
 class RunSession:
     """The processes and orders of one run. It starts no process before `open` or the first order.
 
-    It warns the run's driver through `warn`, or this process's log. `check` raises for an agent that is added later and
-    requires what the cluster cannot provide.
+    `check` raises if the cluster cannot provide the requirements of an agent that is added later.
     """
 
     def __init__(
@@ -108,7 +99,7 @@ class RunSession:
         )
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
         self._templates: RefCountedCache[wire.AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
-        #: agents that are known from the start; the processes of their groups are bound to them
+        #: the processes of their groups are bound to them
         self._declared = frozenset(template.key for template in opening.templates)
         for template in opening.templates:
             self._templates.put(template.key, template)
@@ -118,8 +109,8 @@ class RunSession:
         self._callables = CallablesDelivery(
             opening.run_id, self._groups, opening.callables, ready=self._dispatch, lost=self._fail
         )
-        self._continuations = Continuations(opening.run_id, self._groups, self.report)
-        #: unreported tasks: instance -> template of its agent, or empty for a handler
+        self.continuations = Continuations(opening.run_id, self._groups, self.report)
+        #: unreported tasks, and the templates of their agents; empty for a handler
         self._in_flight: dict[str, str] = {}
         self._background = BackgroundTasks()
 
@@ -156,32 +147,26 @@ class RunSession:
         templates: Iterable[wire.AgentTemplate] = (),
         bundles: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Start these tasks. An order that is already in flight has no effect."""
+        """An order that is already in flight has no effect."""
         for template in templates:
             self._templates.put(template.key, template)
         self._callables.put(bundles or {})
         own = callables or {}
         accepted = [order for order in orders if self._accept(order, own.get(order.instance))]
         self._callables.send((each, own[each.instance]) for each in accepted if each.instance in own)
-        self._continuations.dispatch((order for order in accepted if order.instance not in own), self._dispatch)
+        self.continuations.dispatch((order for order in accepted if order.instance not in own), self._dispatch)
         self._callables.trim()
         self._templates.trim()
 
-    def may_continue(self, order: wire.WireOrder) -> bool:
-        """Whether the process of this order may start the tasks that follow it."""
-        return order.agent_key is not None and self._continuations.may_begin(self.group_of(order))
-
-    def continue_with(self, order: wire.WireOrder, following: Sequence[wire.WireOrder]) -> wire.WireOrder:
-        return self._continuations.begin(order, following)
-
-    @contextlib.asynccontextmanager
-    async def without_continuations(self, *, patience_s: float | None = None) -> AsyncGenerator[None]:
-        """Let no process start a task by itself (`Continuations.suspended`)."""
-        async with self._continuations.suspended(patience_s):
-            yield
+    def continue_with(
+        self, order: wire.WireOrder, list_following: Callable[[wire.WireOrder], Sequence[wire.WireOrder]]
+    ) -> wire.WireOrder:
+        """Return the order with the tasks that its process may start after it."""
+        is_possible = order.agent_key is not None and self.continuations.may_begin(self.group_of(order))
+        return self.continuations.begin(order, list_following(order)) if is_possible else order
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks. A process that does not stop its task in time is ended."""
+        """A process that does not stop its task in time is ended."""
         for instance in instances:
             waiting = self._callables.withdraw(instance)
             if waiting is not None:
@@ -194,7 +179,7 @@ class RunSession:
         for report in reports:
             if report.status == "unknown_template":
                 self._groups.retry(report)
-        reports = self._continuations.accept_reports(reports)
+        reports = self.continuations.accept_reports(reports)
         fresh = self._groups.accept_reports(each for each in reports if each.status != "unknown_template")
         for report in fresh:
             self._release(report.instance, report.key)
@@ -210,7 +195,6 @@ class RunSession:
         return self._groups.callables
 
     async def ask_callables(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Call the process of the run's callables. A process that dies is replaced and called again a few times."""
         try:
             return await ask_host(self._groups, lambda host: ask(host.handle), most_lost=_MOST_LOST)
         except ray.exceptions.RayError as error:
@@ -221,8 +205,8 @@ class RunSession:
         return [] if self._groups.is_closed else self._groups.locate(self._home_of(agent_key), lost=lost)
 
     async def close(self, *, keep: wire.Keep | None) -> None:
-        """Release all processes. After this call no process is started, whatever dies."""
-        self._continuations.drop()
+        """After this call no process is started, whatever dies."""
+        self.continuations.drop()
         await self._groups.close(keep=keep)
 
     def _accept(self, order: wire.WireOrder, callables: wire.TaskCallables | None) -> bool:
@@ -319,7 +303,7 @@ class RunSession:
         return group == CALLABLES or not self._placement.is_isolated(group)
 
     def on_death(self, lease: Lease) -> None:
-        self._continuations.on_death(lease)
+        self.continuations.on_death(lease)
 
     def on_ready(self, group: str) -> None:
         if not self._groups.is_closed and group in self._placement.groups:
@@ -361,13 +345,7 @@ class RunSession:
 
 
 class CallablesDelivery:
-    """The callables of one run. Only one message to their host is in flight, so no message overtakes another.
-
-    Args:
-        declared: Callables that are known from the start; every host receives them.
-        ready: Called with orders whose callables have arrived.
-        lost: Called with orders whose callables cannot be hosted, and the error.
-    """
+    """The callables of one run. Only one message to their host is in flight, so no message overtakes another."""
 
     def __init__(
         self,
@@ -384,13 +362,10 @@ class CallablesDelivery:
         self._ready = ready
         self._lost = lost
         self._bundles: RefCountedCache[bytes] = RefCountedCache(on_drop=self._on_drop)
-        #: callables of the tasks that are not reported yet
         self._tasks: dict[str, wire.TaskCallables] = {}
-        #: orders that wait for their callables
         self._sender = BatchSender(self._deliver)
         self._done_tasks: list[str] = []
         self._done_bundles: list[str] = []
-        #: bundles that were sent to this host
         self._sent: set[str] = set()
         self._host: Lease | None = None
 
@@ -448,8 +423,7 @@ class CallablesDelivery:
     async def _deliver(self, orders: Sequence[wire.WireOrder]) -> None:
         try:
             await ask_host(
-                self._groups,
-                lambda host: host.handle.hold.remote(pack((self._run_id, self._update(host, orders)))),
+                self._groups, lambda host: host.handle.hold.remote(pack((self._run_id, self._update(host, orders))))
             )
         except ray.exceptions.RayError as error:
             self._lost(orders, error)

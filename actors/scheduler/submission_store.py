@@ -1,5 +1,4 @@
-"""Stores the submissions of active runs in the cluster's key-value store, so that a restarted scheduler can resume them
-(S-DUR-32).
+"""Stores the submissions of active runs in the cluster's key-value store for a restarted scheduler (S-DUR-32).
 
 A submission is a pickle and contains keys of models. So it is stored encrypted, never on disk, and loaded only if this
 user's scheduler encrypted it (S-SEC-36, S-SEC-37).
@@ -28,16 +27,15 @@ if TYPE_CHECKING:
     from cryptography.fernet import Fernet
 
 _log = bounded_logger(__name__)
-#: Name of the key's file in the directory of the records.
 KEY_NAME = "package.key"
 _NAMESPACE = b"ensemble_ray"
 _PREFIX = "run:"
-#: The store of Ray's own libraries; these functions have only private names.
+#: Ray's own libraries use this store; its functions have only private names.
 _put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
 
 
 class SubmissionStore:
-    """The submissions of a scheduler's runs. Each call takes some milliseconds, in a thread."""
+    """Each call takes some milliseconds, in a thread."""
 
     def __init__(self, key_file: Path | None = None, *, scheduler: str = "") -> None:
         self._prefix = _PREFIX if scheduler in {"", spawn.SCHEDULER} else f"{scheduler}:{_PREFIX}"
@@ -54,7 +52,7 @@ class SubmissionStore:
         await threads.run(_delete, f"{self._prefix}{run_id}", namespace=_NAMESPACE)
 
     async def load_unfinished(self) -> list[Submission]:
-        """Return the submissions of runs that have not ended. One that was not sealed here, or has another version, is dropped."""
+        """Drop submissions that were not sealed here, or have another version."""
         names = cast("list[bytes]", await threads.run(_list, self._prefix, namespace=_NAMESPACE))
         found = [await threads.run(self._open, name) for name in names]
         return [submission for submission in found if submission is not None]
@@ -79,13 +77,13 @@ class SubmissionStore:
 
 
 class Seal:
-    """Encrypts and decrypts submissions. It reads the key file each time, so that a lost key is noticed."""
+    """It reads the key file each time, so that a lost key is noticed."""
 
     def __init__(self, key_file: Path) -> None:
         self._key_file = key_file
 
     def seal(self, run_id: str, body: bytes) -> bytes:
-        """Return the body, encrypted and authenticated for this run. Create the key if there is none."""
+        """Encrypt and authenticate the body for this run. Create the key if there is none."""
         # Imported here because drivers and agents do not need it, and it takes 10 ms.
         from cryptography.fernet import Fernet
 
@@ -94,7 +92,6 @@ class Seal:
         return self._cipher().encrypt(_digest(run_id) + body)
 
     def open(self, run_id: str, sealed: bytes) -> bytes:
-        """Return the body that was sealed for this run."""
         from cryptography.fernet import InvalidToken
 
         try:

@@ -1,7 +1,6 @@
-"""EventHub: the events of each run in order, and the requests to its driver. A cluster has one.
+"""The events of each run in order, and the requests to its driver. A cluster has one hub.
 
-Events stay bytes; the newest are in memory and older ones in a temporary file, so that a late reader receives all of
-them.
+Events stay bytes; older ones are in a temporary file, so that a late reader receives all of them.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.descriptions import ActorDescription, dump_actor
 from ensemble_ray.values.ids import new_object_id
 
-#: Events of one run in memory.
+#: Of one run.
 KEPT_IN_MEMORY = 4096
-#: Ended runs with stored events.
 KEPT_RUNS = 32
-#: A driver that has not polled for so long is gone, s: it polls every ten seconds.
+#: Then a silent driver is gone, s: it polls every ten seconds.
 MOST_SILENT_S = 40.0
-#: How often a waiting request checks that the driver is alive, s.
 _LOOK_S = 5.0
 
 
@@ -52,10 +49,7 @@ class EventHub:
     async def poll(
         self, run_id: str, cursor: int, wait_s: float, *, is_driver: bool = False, limit: int = 512
     ) -> EventPage:
-        """Return the events after the first `cursor` ones, and the open requests to the driver.
-
-        Wait up to `wait_s` if there are none.
-        """
+        """Return the events after the first `cursor` ones, and the open requests to the driver. Wait up to `wait_s` for some."""
         run = self._run(run_id)
         if is_driver:
             run.heartbeat_at = time.monotonic()
@@ -140,8 +134,6 @@ class DriverRequest:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events after a reader's cursor, its next cursor, and open requests."""
-
     events: Sequence[bytes]
     cursor: int
     requests: Sequence[DriverRequest]
@@ -164,7 +156,12 @@ class HubEventLog:
         self._recent.extend(events)
         excess = len(self._recent) - self._kept
         if excess > 0:
-            self._spill(self._recent[:excess])
+            if self._spilled is None:
+                self._spilled = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the log
+            self._spilled.seek(0, 2)
+            for event in self._recent[:excess]:
+                self._offsets.append(self._spilled.tell())
+                self._spilled.write(len(event).to_bytes(8, "big") + event)
             del self._recent[:excess]
 
     def read(self, cursor: int, limit: int) -> list[bytes]:
@@ -181,14 +178,6 @@ class HubEventLog:
     def close(self) -> None:
         if self._spilled is not None:
             self._spilled.close()
-
-    def _spill(self, events: Sequence[bytes]) -> None:
-        if self._spilled is None:
-            self._spilled = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the log
-        self._spilled.seek(0, 2)
-        for event in events:
-            self._offsets.append(self._spilled.tell())
-            self._spilled.write(len(event).to_bytes(8, "big") + event)
 
 
 @dataclass(slots=True)

@@ -21,12 +21,11 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.descriptions import ActorDescription, ActorKind, ProcessDescription, dump_actor
 
-#: The facts of one call, their epoch, and the `Persistence` that it waits for.
 AppendCall = tuple[Sequence[Fact], int, int]
 
 
 class JournalActor:
-    """Writes record files for processes on other nodes. Only processes on the node with the files can write them."""
+    """Writes record files for processes on other nodes."""
 
     def __init__(self) -> None:
         self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
@@ -34,7 +33,7 @@ class JournalActor:
     async def append(
         self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[AppendCall]
     ) -> list[BaseException | None]:
-        """Append groups of facts in order. Return None or the error for each group."""
+        """Append groups in order. Return None or the error for each."""
         journal = await self._journal(address, run_id, writer)
         # Concurrent calls share a commit. Each group is a call, since its epoch may be refused.
         appended = (journal.append(facts, epoch=epoch, until=Persistence(until)) for facts, epoch, until in groups)
@@ -72,8 +71,6 @@ class JournalActor:
 
 
 class RateLimiter:
-    """The permits of the cluster's buckets, and the accounts of its runs."""
-
     def __init__(self) -> None:
         self._permits = LimiterService()
         self._accounts = BudgetService()
@@ -87,7 +84,6 @@ class RateLimiter:
         return await self._accounts.receive(message)
 
     async def describe(self) -> bytes:
-        """Describe the buckets, packed by `dump_actor` (S-CLU-102)."""
         buckets, more = self._permits.describe()
         process = describe_this_process("limiter", "rate_limiter")
         return dump_actor(ActorDescription(process=process, buckets=tuple(buckets), more_buckets=more))

@@ -1,7 +1,4 @@
-"""AgentActor: a disposable process for agents, with its own tools and model clients.
-
-It runs many tasks concurrently, and can be bound to agents of several runs.
-"""
+"""A disposable process for agents of one or several runs, with its own tools and model clients."""
 
 from __future__ import annotations
 
@@ -66,12 +63,10 @@ class AgentActor:
         self._limiter = MeasuredLimiter(LeasingLimiter(self._remote_limiter, holder=name))
         self._cpu = RayCpuPool(spawn.cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
-        #: run -> its callables
         self._remote_callables: dict[str, RemoteCallables] = {}
 
     async def bind(self, body: bytes, *, hub: Any = None, callables: Any = None) -> None:
-        """Prepare for tasks of a run. `hub` has its events, and `callables` is the process of its callables, if they
-        exist."""
+        """Prepare for tasks of a run. `hub` has its events, and `callables` is the process of its callables."""
         context, templates, location = unpack(body, Binding)
         bound = self._binding(context.run_id)
         try:
@@ -124,7 +119,7 @@ class AgentActor:
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:
-        """Return a future that completes when this process is bound to the run. Messages may arrive before `bind` does."""
+        """Return a future that completes when this process is bound. Messages may arrive before `bind` does."""
         if run_id not in self._bound:
             self._bound[run_id] = asyncio.get_running_loop().create_future()
         return self._bound[run_id]
@@ -135,7 +130,7 @@ class AgentActor:
         self._host.accept(run_id, orders, templates)
 
     async def perform(self, body: bytes) -> bytes:
-        """Run one task and return its report, packed by `pack`."""
+        """Run one task and return its packed report."""
         run_id, (order,), templates = unpack(body, Dispatch)
         await asyncio.shield(self._binding(run_id))
         return pack(await self._perform(run_id, order, templates))
@@ -144,21 +139,21 @@ class AgentActor:
         return await self._host.perform(run_id, order, templates)
 
     async def holds(self, run_id: str, instance: str) -> bool:
-        """Whether a task is running here. Calls that wait for `bind` are counted, too."""
+        """Whether a task is running here, or its call waits for `bind`."""
         await asyncio.wait([self._binding(run_id)])
         return self._host.holds(run_id, instance)
 
     async def stop(self, run_id: str, instances: Sequence[str]) -> None:
-        """Stop running tasks, including tasks that wait for `bind`, since calls resume in order of arrival."""
+        """Stop tasks. Calls resume in order of arrival, so tasks that wait for `bind` are stopped, too."""
         await asyncio.wait([self._binding(run_id)])
         self._host.stop(run_id, instances)
 
     async def revoke(self, run_id: str, number: int) -> Sequence[str]:
-        """Start no more tasks of continuations up to this number by itself. Return the running tasks of the run."""
+        """Start no more tasks of continuations up to this number. Return the running tasks of the run."""
         return await self._host.revoke(run_id, number)
 
     async def release(self, run_id: str) -> bool:
-        """Remove a run. Return whether this process may serve another run."""
+        """Return whether this process may serve another run."""
         self._remote_callables.pop(run_id, None)
         self._forwarder.close(run_id)
         bound = self._bound.pop(run_id, None)
@@ -208,8 +203,6 @@ class ManagerActor(AgentActor):
 
 
 class SilentSink:
-    """An `EventSink` for runs without listeners."""
-
     def wants(self, event_type: object) -> bool:  # noqa: ARG002  no listener
         return False
 
@@ -231,7 +224,7 @@ class RayCpuPool:
         timeout_s: float | None,
         may_repeat: bool = True,  # noqa: ARG002  a lost worker's call is never repeated here
     ) -> object:
-        """Call a packed function with keyword arguments somewhere in the cluster. Its exception is raised here."""
+        """Call a packed function with keyword arguments. Its exception is raised here."""
         reference = self._remote.remote(function, cpu.pack(dict(arguments)))
         try:
             async with asyncio.timeout(timeout_s):
@@ -244,7 +237,6 @@ class RayCpuPool:
         return cpu.unpack_reply(reply)
 
 
-#: Upper bounds of the histogram's buckets, s.
 _BOUNDARIES_S = [0.001, 0.01, 0.1, 1.0, 10.0, 60.0]
 
 
@@ -259,7 +251,7 @@ def _histogram() -> Any:
 
 
 class MeasuredLimiter:
-    """A `Limiter` that reports waits, including waits that ended without a permit."""
+    """Reports waits, including waits that ended without a permit."""
 
     def __init__(self, limiter: Limiter, report: Callable[[float], None] | None = None) -> None:
         self._limiter = limiter

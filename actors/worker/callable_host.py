@@ -1,6 +1,6 @@
-"""CallableHost: the process with the only copy of a run's handlers, guardrails, predicates and policies (S-SET-31).
+"""The process with the only copy of a run's handlers, guardrails, predicates and policies (S-SET-31).
 
-It also runs agents whose tasks are followed by predicates (`plan.placement`).
+It also runs the agents before predicates (`plan.placement`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from ensemble_ray.process.config import dumps
 from ensemble_ray.runs.unit_evaluations import LocalPredicates
 from ensemble_ray.schedule.instructions import UnitQuestion
 
-#: How long the report of a task waits for verdicts, s. A round trip takes about 1 ms, which does not matter for a slower
-#: predicate, and a run that is cancelled meanwhile receives the task's report.
+#: A report waits so long for verdicts, s. A round trip of 1 ms does not matter for a slower predicate.
 _WAIT_S = 0.01
 
 
@@ -63,7 +62,7 @@ class CallableHost(AgentActor):
         callables.set_result(LocalCallables(held, policies))
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
-        """Call a callable. Return `(value, None)` or `(None, error)` as bytes."""
+        """Return `(value, None)` or `(None, error)` as bytes."""
         try:
             # An agent's process may call before the scheduler's message with the callables has arrived.
             held = await asyncio.shield(self._callables_in(run_id))
@@ -73,10 +72,7 @@ class CallableHost(AgentActor):
             return dumps((None, ErrorChain(error)))
 
     async def holds_predicate(self, body: bytes) -> bool | EvaluationFailed | None:
-        """Evaluate a predicate or a condition.
-
-        Return None if this process lacks the history that was sent before (S-LOOP-54).
-        """
+        """Return None if this process lacks the history that was sent before (S-LOOP-54)."""
         asked: PackedQuestion = unpack(body, tuple)
         run_id, question, sent_count, new = asked
         try:
@@ -86,7 +82,7 @@ class CallableHost(AgentActor):
         return await self._predicates[run_id].holds(question, sent_count=sent_count, new=new)
 
     async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
-        """Run one task and return its report with the verdicts that follow its output (S-LOOP-189)."""
+        """Return a report with the verdicts that follow the output (S-LOOP-189)."""
         report = await super()._perform(run_id, order, templates)
         held = self._predicates.get(run_id)  # None: the run was released meanwhile
         if order.asks is None or held is None or report.status != "completed" or report.output is None:
@@ -98,7 +94,6 @@ class CallableHost(AgentActor):
             self._predicates[run_id].drop(unit)
 
     async def release(self, run_id: str) -> bool:
-        """Remove a run and its callables. Return whether this process may serve another run."""
         self._held.pop(run_id, None)
         predicates = self._predicates.pop(run_id, None)
         callables = self._callables.pop(run_id, None)
@@ -119,7 +114,6 @@ class CallableHost(AgentActor):
 class HeldPredicates:
     def __init__(self, predicates: LocalPredicates) -> None:
         self._predicates = predicates
-        #: evaluations that were not ready when their task's report left
         self._open: dict[UnitQuestion, asyncio.Task[bool | EvaluationFailed | None]] = {}
         self._asking = 0
 
@@ -130,7 +124,7 @@ class HeldPredicates:
     async def holds(
         self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[bytes]]
     ) -> bool | EvaluationFailed | None:
-        """Evaluate a predicate, or wait for an evaluation in progress. Return None if this process lacks the earlier history."""
+        """Wait for an evaluation in progress, too. Return None if this process lacks the earlier history."""
         asked = self._open.pop(question, None)
         answer = None if asked is None else await asyncio.shield(asked)
         return await self._ask(question, sent_count, new) if answer is None else answer
@@ -195,7 +189,7 @@ class HeldCallables(Mapping[str, _HeldTask]):
         self._tasks: dict[str, TaskCallables] = {}
 
     def update(self, update: CallablesUpdate) -> None:
-        """Add new callables and drop finished ones. A callable that cannot be loaded raises when it is used."""
+        """Drop finished callables, add new ones. One that cannot be loaded raises when it is used."""
         for key in update.done_tasks:
             self._tasks.pop(key, None)
         for name in update.done_bundles:
@@ -226,7 +220,6 @@ class HeldCallables(Mapping[str, _HeldTask]):
         return len(self._tasks)
 
     def load(self, ref: CallableRef) -> object:
-        """Return a callable. It raises whatever loading its bundle raises."""
         if ref.bundle not in self._loaded:
             body = self._bundles[ref.bundle]
             self._loaded[ref.bundle] = cast("object", pickle.loads(body))  # noqa: S301  our own driver's bytes

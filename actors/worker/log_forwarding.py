@@ -1,7 +1,4 @@
-"""Forwards warnings and printed lines from an agent's process to its driver, which logs each line again (S-SET-57).
-
-The process's own log files stay complete. A run never fails because of a line.
-"""
+"""Forwards warnings and printed lines from an agent's process to its driver (S-SET-57). A run never fails because of a line."""
 
 from __future__ import annotations
 
@@ -23,23 +20,22 @@ from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.text.foreign_text import one_line
 
-#: Longest incomplete line that waits for its end, characters.
+#: Of an incomplete line, characters.
 _MOST_HELD = 4000
-#: Limits of a traceback: characters per line, and lines.
+#: Characters per line, and lines of a traceback.
 _TRACE_LINE, _TRACE_LINES = 300, 40
-#: How often a process reports the number of omitted lines, s.
 _LEFT_OUT_S = 1.0
 
 
 class LineForwarder:
-    """Sends the lines of this process to the drivers of its runs. It forwards no line before `open`."""
+    """It forwards no line before `open`."""
 
     def __init__(self, service: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
         self._clock = clock
-        #: the process's loop, set by `open`
+        #: set by `open`
         self._loop: Any = None
-        #: in order of arrival; all belong to one program
+        #: in order of arrival
         self._runs: dict[str, None] = {}
         self._budget = LineBudget()
         self._lock = threading.Lock()
@@ -140,12 +136,11 @@ class _ForwardingHandler(logging.Handler):
 
 
 class _ObservedStream(io.TextIOBase):
-    """A standard stream that forwards its lines too. Bytes written to `buffer` are not."""
+    """A standard stream that forwards its lines too, except bytes written to `buffer`."""
 
     def __init__(self, stream: TextIO, on_line: Callable[[str], None]) -> None:
         self._stream = stream
         self._on_line = on_line
-        #: thread -> its incomplete line
         self._held: dict[int, str] = {}
 
     def write(self, text: str) -> int:

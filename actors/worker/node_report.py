@@ -1,11 +1,12 @@
 """Describes a node from a process on that node.
 
-This module is sent by value and imports only Python's standard library, since a node may have another version of this
-package, or none. It calls no model and sends no key.
+This module is sent by value and imports only the standard library, since a node may have another version of this package,
+or none. It calls no model and sends no key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib.metadata
 import os
@@ -23,42 +24,36 @@ _OPENAI = "https://api.openai.com/v1"
 def describe_node(
     packages: Sequence[str], payloads: Mapping[str, bytes], endpoints: Sequence[tuple[str, bool]], timeout_s: float
 ) -> dict[str, object]:
-    """Return this node's versions of packages, and the payloads and endpoints that cannot be used here."""
+    """Return versions of packages, and the payloads and endpoints that cannot be used here."""
     began = time.monotonic()
+    versions = dict.fromkeys(packages, "")
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    unloadable: dict[str, str] = {}
+    for name, body in payloads.items():
+        try:
+            pickle.loads(body)  # noqa: S301  bytes of our own driver
+        except Exception as error:  # noqa: BLE001  the answer is whatever a user's module raises
+            unloadable[name] = f"{type(error).__name__}: {error}"
     return {
         "python": platform.python_version(),
-        "packages": {name: _version_of(name) for name in packages},
-        "unloadable": {name: reason for name, body in payloads.items() if (reason := _load(body))},
+        "packages": versions,
+        "unloadable": unloadable,
         "endpoints": dict(_reach(url, has_key=has_key, timeout_s=timeout_s) for url, has_key in endpoints),
         "duration_s": time.monotonic() - began,
     }
 
 
-def _version_of(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _load(body: bytes) -> str:
-    """Return why a pickle cannot be loaded, or an empty string."""
-    try:
-        pickle.loads(body)  # noqa: S301  bytes of our own driver
-    except Exception as error:  # noqa: BLE001  the answer is whatever a user's module raises
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Accepts any answer: a server that answers is reachable."""
+    """A server that answers is reachable."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         pass
 
 
 def _reach(url: str, *, has_key: bool, timeout_s: float) -> tuple[str, str]:
-    """Call an endpoint without a key. Return its URL without credentials, and why it cannot be used."""
+    """Return the URL without credentials, and why it cannot be used. No key is sent."""
     whole = (url or os.environ.get("OPENAI_BASE_URL", "").strip() or _OPENAI).rstrip("/")
     parts = urlsplit(whole)
     host = parts.netloc.rpartition("@")[2]

@@ -1,7 +1,6 @@
-"""RemotePeers: runs delegated work in the processes of a run's agents.
+"""Runs delegated work in the processes of a run's agents.
 
-The delegating process asks the scheduler once where an agent's processes are, and calls one directly. If the worker's
-process dies, it sends the work again under a higher epoch, and work that the worker recorded is not repeated.
+If the worker's process dies, the work is sent again under a higher epoch, and recorded work is not repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.ids import resend_step
 
 _log = bounded_logger(__name__)
-#: A process of an agent: its name at the scheduler, and its handle.
 _Location = tuple[str, Any]
 
 
@@ -34,20 +32,17 @@ class RemotePeers:
         self._scheduler = scheduler
         self._run_id = context.run_id
         self._flush = flush
-        #: Without a record, a second process would repeat the work of the first one.
+        #: 0 without a record: a second process would repeat the work
         self._retries = 0 if context.durability == Durability.OFF else context.delegation.retries
-        #: agent key -> its processes at the last call of the scheduler
         self._locations: dict[str, asyncio.Task[Sequence[_Location]]] = {}
-        #: agent key -> name of its process that failed a call
         self._lost: dict[str, str] = {}
-        #: agent key -> number of calls, so that its processes are called in turn
+        #: number of calls per agent, to call its processes in turn
         self._asked: dict[str, int] = {}
-        #: instance -> handle of the process that runs it
         self._working: dict[str, Any] = {}
         self._background = BackgroundTasks()
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Run a task to its end in a process of its agent. If the caller is cancelled, the task is stopped (S-DUR-31)."""
+        """If the caller is cancelled, the task is stopped (S-DUR-31)."""
         await self._flush()  # events of this delegation come before the worker's
         left = self._retries
         while True:
@@ -74,7 +69,10 @@ class RemotePeers:
                 text = f"Agent '{order.agent_role}': {last_line(error)}"
                 return _make_failure(order, cause if isinstance(cause, Exception) else text)
             else:
-                if not _is_of_replaced(result, order):
+                # An earlier dispatch of this work, still running there, may have ended instead.
+                refusal = result.error
+                is_stale = isinstance(refusal, StaleEpochError) and refusal.newest <= order.epoch
+                if result.epoch >= order.epoch or not (result.status == "cancelled" or is_stale):
                     return result
 
     async def _ask(self, location: _Location, order: TaskOrder) -> TaskResult:
@@ -86,7 +84,11 @@ class RemotePeers:
             self.stop((order.instance,))
             raise
         except ray.exceptions.RayActorError:
-            self._forget(name)
+            for key, locating in list(self._locations.items()):
+                is_located = locating.done() and not locating.cancelled() and locating.exception() is None
+                if is_located and any(found == name for found, _ in locating.result()):
+                    del self._locations[key]
+                    self._lost[key] = name
             raise
         finally:
             self._working.pop(order.instance, None)
@@ -97,7 +99,7 @@ class RemotePeers:
             return _make_failure(order, text)
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop these tasks. Never waits. An order that is not sent yet ends with its caller."""
+        """Never waits. An order that is not sent yet ends with its caller."""
         for instance in instances:
             if instance in self._working:
                 self._background.start(self._stop(self._working[instance], instance))
@@ -109,7 +111,7 @@ class RemotePeers:
             _log.warning("Delegated work '%s' could not be stopped: %s", instance, last_line(error))
 
     async def _next_location(self, order: TaskOrder) -> _Location | None:
-        """Return the agent's next process in turn, or the process that already runs this task. None: the run has ended."""
+        """Return the next process in turn, or the process that already runs this task. None: the run has ended."""
         key = order.agent_key or ""
         locations = await self._locate(key)
         if order.epoch and len(locations) > 1:
@@ -140,22 +142,6 @@ class RemotePeers:
             if self._locations.get(key) is locating:
                 del self._locations[key]  # the next caller asks again
             raise
-
-    def _forget(self, name: str) -> None:
-        """Locate the agents of a process that failed a call again."""
-        for key, locating in list(self._locations.items()):
-            is_located = locating.done() and not locating.cancelled() and locating.exception() is None
-            if is_located and any(found == name for found, _ in locating.result()):
-                del self._locations[key]
-                self._lost[key] = name
-
-
-def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
-    """Whether the result only reports that an earlier dispatch of this work, still running there, has ended."""
-    if result.epoch >= order.epoch:
-        return False
-    error = result.error
-    return result.status == "cancelled" or (isinstance(error, StaleEpochError) and error.newest <= order.epoch)
 
 
 def _make_failure(order: TaskOrder, why: str | Exception) -> TaskResult:

@@ -1,7 +1,4 @@
-"""TaskHost: runs the tasks of an actor, and the ports through which they reach the scheduler and the driver.
-
-Results leave in batches, so that none waits for a slow task and many short tasks share a message.
-"""
+"""Runs the tasks of an actor, and the ports through which they reach the scheduler and the driver."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ from ensemble_ray.runs.ownership import GRACE_S
 
 _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}
-#: How long a lost host of callables may take to be replaced, s.
+#: A lost host of callables may take so long to be replaced, s.
 _MOVE_S = 30.0
-#: How long the report of a task waits for others if its process goes on by itself, s; and how many wait at most.
+#: A report waits so long for others if its process continues by itself, s; and how many wait at most.
 _GATHER_S = 0.02
 _MOST_UNREPORTED = 16
-#: How many processes may die during one call. The callable itself may be the cause.
+#: The callable itself may be the cause of deaths.
 _MOST_LOST = 3
 
 
@@ -46,11 +43,7 @@ class TemplateUnknownError(Exception):
 
 
 class TaskHost:
-    """Runs tasks of any number of runs in this process.
-
-    Args:
-        report: Sends reports of a run, and returns when they have arrived.
-    """
+    """Runs tasks of any number of runs. `report` returns when the reports have arrived."""
 
     def __init__(self, report: Callable[[str, Sequence[WireResult]], Awaitable[None]]) -> None:
         self._report = report
@@ -104,7 +97,7 @@ class TaskHost:
         )
 
     def accept(self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> None:
-        """Start these tasks. A task that cannot be loaded here is reported as failed."""
+        """A task that cannot be loaded here is reported as failed."""
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
             if order.continuation is not None:
@@ -148,10 +141,7 @@ class TaskHost:
     async def perform(
         self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
     ) -> WireResult:
-        """Run one task and return its report instead of sending it.
-
-        If the task is already running here, because an earlier caller was replaced, the caller receives that report.
-        """
+        """Return the report of a task, which may already run here for an earlier caller, instead of sending it."""
         hosted = self._runs[run_id]
         report = await self._run_order(hosted, order, templates)
         if report.status != "unknown_template":
@@ -184,7 +174,7 @@ class TaskHost:
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def activities(self) -> Iterator[tuple[float | None, str, str]]:
-        """Yield the start time, run and instance of every unreported task; the time is None while it waits for a slot."""
+        """Yield start time, run and instance of unreported tasks; the time is None while a task waits for a slot."""
         for run_id, hosted in self._runs.items():
             for instance, began_at in hosted.executor.activities():
                 yield began_at, run_id, instance
@@ -194,10 +184,7 @@ class TaskHost:
             self._runs[run_id].executor.stop(instances)
 
     async def release(self, run_id: str) -> bool:
-        """Remove a run and flush its journal. Return whether none of its work is left in this process.
-
-        Running tasks, such as work for an agent whose process died, are stopped: no caller waits for them.
-        """
+        """Stop running tasks, for which no caller waits. Return whether none of the run's work is left in this process."""
         hosted = self._runs.pop(run_id, None)
         if hosted is None:
             return True
@@ -219,20 +206,17 @@ class _HostedRun:
     executor: LocalExecutor
     journal: Journal
     flush: Callable[[], Awaitable[None]]
-    #: agents that stay until the end of the run, pickled; one that cannot be loaded fails its own tasks alone
+    #: pickled agents of the whole run; one that cannot be loaded fails only its own tasks
     declared: Mapping[str, bytes]
-    #: agents by the key in an order
     templates: RefCountedCache[Agent]
     outbox: BatchSender[WireResult]
-    #: number of the last revoked continuation
     revoked: int = 0
-    #: tasks of continuations that were started and are not reported
+    #: unreported tasks of continuations
     in_turn: set[str] = field(default_factory=set[str])
-    #: instance -> key of its agent's template
     template_of: dict[str, str] = field(default_factory=dict[str, str])
 
     def load(self, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
-        """Return an order with its user objects. Raise `TemplateUnknownError` without its agent's template."""
+        """Raise `TemplateUnknownError` without its agent's template."""
         key = order.agent_key
         if key is None:
             return unpack_order(order)
@@ -274,24 +258,20 @@ def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
 
 
 async def send_reports(scheduler: Any, source: str, run_id: str, reports: Sequence[WireResult]) -> None:
-    """Return when the scheduler has the reports. It ignores duplicates, so they may be sent again.
-
-    It never gives up: a run whose report is lost never ends, and this process ends together with its scheduler.
-    """
+    """Never give up: a run whose report is lost never ends, and this process ends with its scheduler."""
     await reach(lambda: scheduler.report.remote(run_id, source, list(reports)), patiently())
 
 
 class RemoteDriverServices:
-    """The driver's services in other processes. Implements `DriverServices`.
-
-    Notifications arrive in order (S-MET-35).
-    """
+    """Implements `DriverServices` in other processes. Notifications arrive in order (S-MET-35)."""
 
     def __init__(self, hub: Any, run_id: str) -> None:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._sender = BatchSender(self._send)
+        self._sender: BatchSender[tuple[str, Mapping[str, object]]] = BatchSender(
+            lambda batch: note_lost_events(hub.notify.remote(run_id, batch), run_id)
+        )
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         try:
@@ -308,19 +288,16 @@ class RemoteDriverServices:
         return answer
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
-        """Call a service without an answer, in the order of the calls. Thread-safe."""
+        """Thread-safe."""
         self._loop.call_soon_threadsafe(self._sender.add, (name, dict(payload)))
 
     async def flush(self) -> None:
         await asyncio.sleep(0)  # notifications of other threads are added in the loop's next turn
         await self._sender.flush()
 
-    async def _send(self, batch: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-        await note_lost_events(self._hub.notify.remote(self._run_id, batch), self._run_id)
-
 
 class ReportedToolMetrics:
-    """`ToolMetrics` that sends its counts to the driver's object (S-CONV-33)."""
+    """Sends counts to the driver's object (S-CONV-33)."""
 
     def __init__(self, services: RemoteDriverServices) -> None:
         self._services = services
@@ -356,13 +333,12 @@ class RemoteCallables:
         self._moved = asyncio.Event()
 
     def move(self, host: Any) -> None:
-        """Use another host from now on. Calls that the lost one did not answer are repeated there."""
+        """Calls that the lost host did not answer are repeated there."""
         self._host = host
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def evaluate(self, path: str, argument: object) -> object:
-        """Call it there, and raise its exception here."""
         asked = dumps(argument)
         lost = ""
         if self._host is None:

@@ -1,8 +1,7 @@
 """Calls of the factories of a map-reduce, checks of their results, and estimates of tokens.
 
 The agent factory is called first, then the task factory, each once (S-MR-2). Their errors are raised unchanged (S-MR-106).
-`make_...` calls them in the current thread, and accepts only plain functions. `make_..._in_run` calls them in a worker
-thread, and awaits awaitable results (S-MR-143).
+`make_..._in_run` uses a worker thread and accepts async factories (S-MR-143).
 """
 
 from __future__ import annotations
@@ -27,34 +26,28 @@ from ensemble_ray.process.concurrency import threads
 from ensemble_ray.text.foreign_text import estimate_tokens as length_tokens
 from ensemble_ray.values.task_output import TaskOutput
 
-#: Node types.
 MAP, REDUCE, FINAL, DIRECT = "map", "reduce", "final-reduce", "direct"
-#: Length of a task's description in a message.
 _SHOWN = 100
 
-#: A task, and its agent; None: the run makes one, or the task has a handler.
+#: None: the run makes an agent, or the task has a handler.
 TaskAndAgent: TypeAlias = tuple[Task, Agent | None]
 
 
 @dataclass(frozen=True, slots=True)
 class FactoryFailure:
-    """Error of a factory that was to make the task of an item (S-MR-154)."""
-
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class ItemLoop:
-    """A loop that a factory made for an item, in place of one task (S-MR-190)."""
+    """A loop that a factory made in place of a task (S-MR-190)."""
 
     loop: Loop
-    #: id of the body task with the output of the item; "": the last task in the output of the loop
+    #: id of the body task with the item's output; "": the last task
     chosen: str = ""
 
 
-#: Result of the factories for an item.
 Made: TypeAlias = TaskAndAgent | ItemLoop | FactoryFailure
-#: Yields calls and receives their results.
 _Making: TypeAlias = Generator["_Call", object, "TaskAndAgent | ItemLoop"]
 
 
@@ -73,7 +66,7 @@ def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) ->
 
 
 async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made]:
-    """Make the tasks of several items in order. A factory that raises fails its own item, unless `item_policy` is "fail"."""
+    """A factory that raises fails its own item, unless `item_policy` is "fail"."""
     makings = [_map(definition, item) for item in items]
     return await _drive_in_run(makings, keeps_failures=definition.item_policy != "fail")
 
@@ -83,11 +76,17 @@ async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Seque
 
 
 async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
-    return cast("TaskAndAgent", (await _drive_in_run([_direct(definition, items)]))[0])
+    factory, all_items = cast("Callable[..., object]", definition.direct_task), list(items)
+    if definition.direct_agent is None:
+        making = _make(definition, None, lambda _: _Call("direct_task", factory, all_items))
+    else:
+        call = _Call("direct_agent", definition.direct_agent)
+        making = _make(definition, call, lambda agent: _with_agent("direct_task", factory, all_items, agent))
+    return cast("TaskAndAgent", (await _drive_in_run([making]))[0])
 
 
 def apply_process_settings(definition: MapDefinition, agent: Agent) -> Agent:
-    """Return the agent with the definition's settings for the processes of every agent (S-MR-141)."""
+    """Apply the definition's settings for the processes of every agent (S-MR-141)."""
     wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
     chosen = {name: value for name, value in wanted.items() if value is not None}
     return agent.rewritten(**chosen) if chosen else agent
@@ -95,15 +94,11 @@ def apply_process_settings(definition: MapDefinition, agent: Agent) -> Agent:
 
 @dataclass(slots=True)
 class StaticTree:
-    """All tasks of a static map-reduce."""
-
-    #: by level, within a level in the order of items or groups
+    #: in the order of levels, items and groups
     tasks: list[Task] = field(default_factory=list[Task])
-    #: `map`, `reduce` or `final-reduce`
     node_types: dict[Task, str] = field(default_factory=dict[Task, str])
-    #: the level of the items is 0
     levels: dict[Task, int] = field(default_factory=dict[Task, int])
-    #: texts with names in braces in the items below a task; tasks without such items are missing
+    #: texts with names in braces in the items below a task
     texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
 
     def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
@@ -120,12 +115,10 @@ class StaticTree:
         return task
 
     def below(self, group: Sequence[Task]) -> Sequence[str]:
-        """Return the texts of a group. Its descriptions contain them, and the text of its reduce task may do so."""
         return tuple(text for task in group for text in self.texts.get(task, ()))
 
 
 def static_tree(definition: MapReduceDefinition) -> StaticTree:
-    """Call the factories and link the tasks (S-MR-24, S-SET-38)."""
     tree, level = StaticTree(), 0
     current = [
         tree.add(make_map(definition, item)[0], MAP, 0, braced_texts(item)) for item in definition.item_source.items
@@ -159,7 +152,7 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
 
 
 def input_tokens(definition: MapReduceDefinition, item: object) -> int:
-    """Return the tokens of one item, rounded down, to compare the input with the budget (S-MR-80, S-MR-84)."""
+    """Return the tokens of one item, rounded down (S-MR-80, S-MR-84)."""
     text: object = definition.input_estimator(item)
     if not isinstance(text, str):
         raise ValidationError(f"input_estimator must return a str, got: {type(text).__name__}")
@@ -197,16 +190,8 @@ def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Ma
     return task, agent
 
 
-def _direct(definition: MapReduceDefinition, items: Sequence[object]) -> _Making:
-    factory, all_items = cast("Callable[..., object]", definition.direct_task), list(items)
-    if definition.direct_agent is None:
-        return _make(definition, None, lambda _: _Call("direct_task", factory, all_items))
-    agent_call = _Call("direct_agent", definition.direct_agent)
-    return _make(definition, agent_call, lambda agent: _with_agent("direct_task", factory, all_items, agent))
-
-
 def _with_agent(name: str, factory: Callable[..., object], many: list[Any], agent: Agent | None) -> _Call:
-    """Return the call of a factory with an agent, with arguments in the order of its parameters (S-MR-226, S-MR-227)."""
+    """Arguments follow the order of the factory's parameters (S-MR-226, S-MR-227)."""
     return _Call(name, factory, *((agent, many) if takes_agent_first(factory) else (many, agent)))
 
 
@@ -221,7 +206,12 @@ def _make(
     call = task_call(agent)
     value: object = yield call
     if takes_loop and (made := _as_loop(value, call.name)) is not None:
-        return _with_agents(definition, made, agent)
+        tasks: dict[str, Task] = {}
+        for body_task in made.loop.body:  # tasks that name no agent get the one of the item
+            worker = body_task.agent or (agent if body_task.handler is None else None)
+            worker = None if worker is None else apply_process_settings(definition, worker)
+            tasks[body_task.object_id] = body_task if worker is body_task.agent else body_task.rewritten(agent=worker)
+        return ItemLoop(made.loop.with_tasks_of(tasks), made.chosen)
     task = _check_type(Task, value, call.name)
     if task.agent is None and agent is not None and task.handler is None:
         task = task.rewritten(agent=agent)
@@ -230,7 +220,7 @@ def _make(
 
 
 def _as_loop(value: object, name: str) -> ItemLoop | None:
-    """Return the loop that a factory made in place of a task, or None; other units are refused (S-MR-191)."""
+    """Other units are refused (S-MR-191)."""
     if isinstance(value, Loop):
         return ItemLoop(value)
     if isinstance(value, UnitOutput) and isinstance(value.loop, Loop):
@@ -242,16 +232,6 @@ def _as_loop(value: object, name: str) -> ItemLoop | None:
     return None
 
 
-def _with_agents(definition: MapDefinition, made: ItemLoop, agent: Agent | None) -> ItemLoop:
-    """Return the loop with agents for its tasks; tasks that name none get the agent that was made for the item."""
-    tasks: dict[str, Task] = {}
-    for task in made.loop.body:
-        worker = task.agent or (agent if task.handler is None else None)
-        worker = None if worker is None else apply_process_settings(definition, worker)
-        tasks[task.object_id] = task if worker is task.agent else task.rewritten(agent=worker)
-    return ItemLoop(made.loop.with_tasks_of(tasks), made.chosen)
-
-
 def _check_type(cls: type[Any], value: object, name: str) -> Any:
     if isinstance(value, cls):
         return value
@@ -260,16 +240,12 @@ def _check_type(cls: type[Any], value: object, name: str) -> Any:
 
 
 class _Call:
-    """A factory and its arguments."""
-
     def __init__(self, name: str, factory: Callable[..., object], *arguments: object) -> None:
         self.name = name
         self.call = partial(factory, *arguments)
 
 
 class _Waiting:
-    """A call with an awaitable result."""
-
     def __init__(self, call: _Call, awaitable: Awaitable[object]) -> None:
         self.call = call
         self.awaitable = awaitable
@@ -325,8 +301,7 @@ def _advance(
 ) -> list[Made] | _Waiting:
     """Continue until all results are in `done`, or one has to be awaited.
 
-    `result` is the result of the call that the current generator waits for. With `keeps_failures`, an error of a factory
-    replaces its task in `done`; otherwise it is raised.
+    `result` answers the call of the current generator. With `keeps_failures`, an error replaces its task in `done`.
     """
     while len(done) < len(makings) and not is_cancelled():
         try:

@@ -1,17 +1,16 @@
-"""Placement of agents in groups of processes, and of orders on processes. Pure.
+"""Placement of agents in groups of processes, and of orders on processes.
 
-An agent is an id. A process needs up to a second to start, and 30 to 60 MB. Rules:
+A process needs up to a second to start, and 30 to 60 MB. Rules:
 1. An agent with `isolation="process"` gets its own group.
-2. All others are placed by category: agents without tools share a group, and so do agents with the same tools and model; role
-   and prompts travel with the task.
-3. Each category gets one of `max_own` groups. After that it joins the group with the fewest categories, so that no task waits
-   for a process.
-4. A group has as many processes as any of its agents requires. If one of them has no requirement, the group grows to the
-   limit of the cluster under load, as long as the whole run has fewer than `max_own` processes.
-5. Agents with requirements for their node share processes only with agents of equal requirements. Such a process may wait
-   for its node. So a group starts the next process only after the last one has started, and its orders go to started ones.
-6. An agent with tasks only before evaluations of a predicate is placed in the process of the predicates, if possible: a
-   step of a loop or a graph then needs one round trip instead of two (S-LOOP-189).
+2. All others are placed by category: agents without tools, or with the same tools and model, share a group.
+3. Each category gets one of `max_own` groups. After that it joins the group with the fewest categories, so that no task
+   waits for a process.
+4. A group has as many processes as any of its agents requires. If one of them has no requirement, the group grows under
+   load to the limit of the cluster, as long as the whole run has fewer than `max_own` processes.
+5. Agents with requirements for their node share processes only with agents of equal requirements. A group starts such
+   processes one after the other, since each may wait for its node.
+6. An agent with tasks only before predicates is placed in the process of the predicates, if possible: a step of a loop or
+   a graph then needs one round trip instead of two (S-LOOP-189).
 """
 
 from __future__ import annotations
@@ -28,37 +27,30 @@ from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit, Pl
 from ensemble_ray.values.ids import REDISPATCH_STEP
 
 #: A group without a required number of processes grows when it has had more than `GROWS_ABOVE` tasks in flight for
-#: `GROWS_AFTER_S` seconds (S-MR-141). Work that has lasted so long is expected to last as long again, which is more than the
-#: start of a process costs. Measured on two processors with other load, 2,000 items of 200 ms, medians of two series: a second
-#: process costs 0.2 to 0.3 s of processor time, and the wall time does not differ beyond noise.
+#: `GROWS_AFTER_S` seconds (S-MR-141), since such work is expected to last as long again. Measured for 2,000 items of 200 ms
+#: on two processors: a second process costs 0.2 to 0.3 s of processor time, and the wall time does not differ.
 GROWS_ABOVE = 64
 GROWS_AFTER_S = 2.0
-#: Deaths of processes after which an order fails.
 MOST_DEATHS = 3
-#: Most runs of a shared process.
 MOST_RUNS = 64
-#: Most processes of a group without a required number.
+#: of a group without a required number
 _MOST_REPLICAS = 8
-#: Largest amount of cluster memory per process of a run, bytes.
+#: of cluster memory per process of a run
 _PROCESS_BYTES = 200_000_000
-#: Prefix of groups that belong to one agent.
 _OWN = "own:"
-#: Tolerance when amounts are compared; Ray counts four decimal places.
+#: Ray counts four decimal places.
 _ROUNDING = 1e-6
-#: Most kinds of nodes in a message.
 _SHOWN = 5
 _CHOICE = re.compile(r"(!?)in\((.*)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequirements:
-    """Requirements of one process for its node."""
-
     num_cpus: float = 0
     num_gpus: float = 0
-    #: name -> amount, sorted
+    #: sorted by name
     resources: tuple[tuple[str, float], ...] = ()
-    #: name -> value, sorted; as Ray's label selectors
+    #: sorted by name; as Ray's label selectors
     labels: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
@@ -74,12 +66,11 @@ class ResourceRequirements:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Required amounts by Ray's names."""
+        """By Ray's names."""
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **dict(self.resources)}
         return {name: amount for name, amount in amounts.items() if amount}
 
 
-#: Requirements of a process that only waits for its models.
 NOTHING = ResourceRequirements()
 
 
@@ -87,18 +78,29 @@ NOTHING = ResourceRequirements()
 class ClusterNode:
     """Total resources of a node, in use or not."""
 
-    #: Ray's id; empty for a node that does not exist yet
+    #: empty for a node that does not exist yet
     node_id: str = ""
     resources: Mapping[str, float]
     #: None: unknown, for a node that an autoscaler may add
     labels: Mapping[str, str] | None = field(default_factory=dict[str, str])
-    #: number of such nodes, at most
     count: float = 1
 
     def has(self, wanted: ResourceRequirements) -> bool:
-        """Return whether a process with these requirements fits on the node if the node is otherwise empty."""
-        has_amounts = all(self.resources.get(name, 0) + _ROUNDING >= amount for name, amount in wanted.amounts.items())
-        return has_amounts and (self.labels is None or all(_matches(self.labels, *label) for label in wanted.labels))
+        """Whether a process with these requirements fits on the node if the node is otherwise empty."""
+        if any(self.resources.get(name, 0) + _ROUNDING < amount for name, amount in wanted.amounts.items()):
+            return False
+        if self.labels is None:
+            return True
+        for name, selector in wanted.labels:
+            # As Ray's selectors: `a`, `!a`, `in(a, b)` or `!in(a, b)`.
+            choice = _CHOICE.fullmatch(selector)
+            is_not, values = (
+                (choice[1], choice[2].split(",")) if choice else (selector[:1], [selector.removeprefix("!")])
+            )
+            is_in = self.labels.get(name) in {value.strip() for value in values}
+            if is_in is (is_not == "!"):
+                return False
+        return True
 
     def __str__(self) -> str:
         amounts = {name: self.resources.get(name, 0) for name in ("CPU", "GPU")}
@@ -114,17 +116,13 @@ class ClusterNode:
 class ProcessDemand:
     """Processes that exist at the same time."""
 
-    #: in messages: `Agent 'Coder'`
     who: str
     requirements: ResourceRequirements
     count: int = 1
 
 
 def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[ClusterNode]) -> str | None:
-    """Return why these processes do not fit into an empty cluster together, with the cluster's resources; None if they do.
-
-    The check adds up the resources of all nodes, and ignores how they are divided.
-    """
+    """Return why these processes do not fit into an empty cluster together. Resources of all nodes are added up."""
     demanding = [demand for demand in demands if demand.requirements]
     for demand in demanding:
         if not any(node.has(demand.requirements) for node in nodes):
@@ -142,7 +140,7 @@ def find_obstacle(demands: Iterable[ProcessDemand], nodes: Sequence[ClusterNode]
 
 
 def room_for(requirements: ResourceRequirements, nodes: Sequence[ClusterNode]) -> float:
-    """Return how many processes with these requirements fit on otherwise empty nodes; may be infinite."""
+    """Return how many such processes fit on otherwise empty nodes; may be infinite."""
     amounts = requirements.amounts
     fitting = [node for node in nodes if node.has(requirements)]
     if not amounts:
@@ -153,7 +151,7 @@ def room_for(requirements: ResourceRequirements, nodes: Sequence[ClusterNode]) -
 
 
 def least_used(nodes: Sequence[ClusterNode], processes: Mapping[str, int]) -> str:
-    """Return the id of the node with the fewest processes per processor; nodes without processors come last."""
+    """Return the node with the fewest processes per processor."""
     working = [node for node in nodes if node.resources.get("CPU", 0)] or nodes
     return min(
         working, key=lambda each: (processes.get(each.node_id, 0) + 1) / max(each.resources.get("CPU", 0), 1)
@@ -176,30 +174,25 @@ def max_own_processes(cluster: Mapping[str, float], *, cpus_here: int) -> int:
 
 
 def most_replicas(cluster: Mapping[str, float]) -> int:
-    """Return the most processes of a group without a required number, on a cluster with these resources (S-MR-141)."""
     return max(1, min(_MOST_REPLICAS, int(cluster.get("CPU", 1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """Properties of an agent that decide about its placement."""
-
     key: str
     #: agents of one category may share a process
     category: str
     isolation: str | None = None
-    #: required number of processes; None: no requirement
+    #: None: no requirement
     replicas: int | None = 1
-    #: of its processes for their nodes
     requirements: ResourceRequirements = NOTHING
 
 
 def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> frozenset[str]:
     """Return the agents that live in the process of their run's predicates.
 
-    All their tasks are in loops and graphs, and one of them is the last before a predicate. Tasks run one after the
-    other, no agent may delegate, and these agents need no tools (which may block their process), isolation, replicas or
-    resources.
+    All their tasks are in loops and graphs, and one of them is the last before a predicate. Tasks run one after the other,
+    and no agent may delegate. Tools may block the process, so these agents have none, nor isolation, replicas or resources.
     """
     is_side_by_side = plan.workflow != "sequential" or plan.depends_on_order
     for unit in plan.units:
@@ -228,19 +221,17 @@ def find_beside_predicates(plan: Plan, requests: Iterable[PlacementRequest]) -> 
 
 
 class Placement:
-    """Groups of processes of a run, and their agents. Agents may be added and removed during the run."""
+    """Groups of processes of a run. Agents may be added and removed during the run."""
 
     def __init__(self, *, max_own: int, most_replicas: int) -> None:
         self._max_own = max_own
         self._most_replicas = most_replicas
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, str] = {}
-        #: shared group by category and requirements
         self._shared: dict[tuple[str, ResourceRequirements], str] = {}
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """All groups, in the order of their creation."""
         return tuple(self._groups)
 
     def __contains__(self, key: str) -> bool:
@@ -256,14 +247,13 @@ class Placement:
         return self._groups[group].requirements
 
     def is_isolated(self, group: str) -> bool:
-        """Return whether an agent of a group requires processes that no other agent uses."""
+        """Whether an agent of the group shares its process with no other agent."""
         return any(request.isolation == "process" for request in self._groups[group].members.values())
 
     def begins_with(self, group: str) -> int:
         return self._groups[group].required
 
     def resize(self, *, max_own: int, most_replicas: int) -> None:
-        """Set new limits after a change of the cluster; placed agents stay in their groups."""
         self._max_own, self._most_replicas = max_own, most_replicas
 
     def place(self, requests: Iterable[PlacementRequest]) -> None:
@@ -275,7 +265,7 @@ class Placement:
             self._groups.setdefault(group, _Group(request.requirements)).members[request.key] = request
 
     def release(self, key: str) -> str | None:
-        """Remove an agent that is not needed any more. Return its group if the group ends with it."""
+        """Remove an agent. Return its group if the group ends with it."""
         group = self._group_of.pop(key, None)
         if group is None:
             return None  # it never had a task
@@ -300,9 +290,8 @@ class Placement:
     ) -> int:
         """Return how many processes to add to a group now.
 
-        `in_flight` are tasks that its `alive` processes have, or will receive next; for `busy_s` they were more than
-        `GROWS_ABOVE`; `in_run` are processes of all groups;
-        `starting` ones have not started yet, or wait for a node; `room` for its processes is on the nodes.
+        `in_flight` tasks, the next ones included, have been more than `GROWS_ABOVE` for `busy_s`; `in_run` counts the processes of
+        all groups. The nodes have `room` for so many of its processes.
         """
         found = self._groups[group]
         needed = max(0, found.required - alive)
@@ -313,7 +302,7 @@ class Placement:
         return needed if not found.requirements else min(needed, 0 if starting else 1)
 
     def _share(self, request: PlacementRequest) -> str:
-        """Return the group of a category: an empty one, else a new one within the limit, else the one with the fewest."""
+        """Return an empty group, else a new one within the limit, else the one with the fewest categories."""
         kind = (request.category, request.requirements)
         if kind not in self._shared:
             shared = [name for name in self._groups if not name.startswith(_OWN)]
@@ -329,7 +318,6 @@ class Placement:
 @dataclass(slots=True)
 class _Group:
     requirements: ResourceRequirements
-    #: by agent key
     members: dict[str, PlacementRequest] = field(default_factory=dict[str, PlacementRequest])
 
     @property
@@ -343,11 +331,9 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class RedispatchDecision:
-    """Handling of the orders of a process that died."""
-
-    #: orders to dispatch again, with their new epoch from the table
+    #: with their new epoch from the table
     to_retry: Sequence[str]
-    #: orders that fail; `abandon` selects the ones to report
+    #: these fail; `abandon` selects the ones to report
     hopeless: Sequence[str]
 
 
@@ -355,29 +341,23 @@ class RedispatchDecision:
 class _Dispatch:
     process: str
     epoch: int
-    #: processes that died with it
     deaths: int = 0
-    #: whether it is to end
     is_stopped: bool = False
-    #: whether it will be reported in place of its process
     is_abandoned: bool = False
 
 
 @dataclass(slots=True)
 class DispatchTable:
-    """Dispatched orders without a report, by instance. Processes are names."""
+    """Dispatched orders without a report."""
 
-    #: whether another process can continue an order
     is_recorded: bool
     _dispatches: dict[str, _Dispatch] = field(default_factory=dict[str, _Dispatch])
-    #: orders by process
     _busy: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def __len__(self) -> int:
         return len(self._dispatches)
 
     def record_dispatch(self, instance: str, epoch: int, process: str) -> None:
-        """Store that a process received an order, perhaps after another process had it."""
         held = self._dispatches.get(instance)
         if held is None:
             self._dispatches[instance] = _Dispatch(process, epoch)
@@ -430,7 +410,7 @@ class DispatchTable:
         return list(dict.fromkeys(dispatch.process for dispatch in held))
 
     def report(self, instance: str, epoch: int) -> bool:
-        """Return whether a report counts; then the order is removed."""
+        """Whether a report counts; then the order is removed."""
         held = self._dispatches.get(instance)
         if held is None or held.epoch != epoch:
             return False  # another process has the order now
@@ -439,7 +419,7 @@ class DispatchTable:
         return True
 
     def mark_lost(self, process: str) -> RedispatchDecision:
-        """Handle the death of a process. A second call for the same process finds no orders."""
+        """Handle the death of a process. A second call finds no orders."""
         self._busy.pop(process, None)
         to_retry: list[str] = []
         hopeless: list[str] = []
@@ -455,7 +435,7 @@ class DispatchTable:
         return RedispatchDecision(to_retry, hopeless)
 
     def abandon(self, process: str, instances: Iterable[str]) -> list[str]:
-        """Return the given-up orders of a process to report in its place; each order only once."""
+        """Return orders to report in place of their process; each order only once."""
         abandoned: list[str] = []
         for instance in instances:
             held = self._dispatches.get(instance)
@@ -476,32 +456,20 @@ def shard_of(run_id: str, shards: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedProcess:
-    """Properties of a process that several runs may share."""
-
     name: str
-    #: ids of its runs
     runs: frozenset[str]
-    #: its tasks, for all runs
     tasks: int
 
     @property
     def load(self) -> int:
-        """Its load: a run without a task now will have one soon, so it counts too."""
+        """A run without a task now will have one soon, so it counts too."""
         return len(self.runs) + self.tasks
 
 
 def choose_shared(run_id: str, processes: Iterable[SharedProcess], *, most: int) -> str | None:
-    """Return the process that a run joins, of candidates of its program and type; None: it gets a new one."""
+    """Return the process that a run joins, of candidates of its program and type."""
     known = list(processes)
     if len(known) < most:
         return None
     open_ = [each for each in known if run_id not in each.runs and len(each.runs) < MOST_RUNS]
     return min(open_, key=lambda each: each.load).name if open_ else None
-
-
-def _matches(labels: Mapping[str, str], name: str, selector: str) -> bool:
-    """Return whether a node's labels fit a selector of Ray: `a`, `!a`, `in(a, b)` or `!in(a, b)`."""
-    choice = _CHOICE.fullmatch(selector)
-    is_not, values = (choice[1], choice[2].split(",")) if choice else (selector[:1], [selector.removeprefix("!")])
-    is_in = labels.get(name) in {value.strip() for value in values}
-    return is_in is not (is_not == "!")

@@ -1,7 +1,4 @@
-"""The plan of a run: a frozen order of work that can be stored as JSON.
-
-It follows from one definition and its inputs. Models, tools, handlers and types stay in the definition and are found by key.
-"""
+"""The plan of a run. Models, tools, handlers and types stay in the definition and are found by key."""
 
 from __future__ import annotations
 
@@ -16,88 +13,74 @@ from ensemble_ray.values.messages import JsonValue
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-#: Key of the manager's task and of the manager itself. No worker may have that role, so the key is unique.
+#: No worker may have that role, so the key is unique.
 MANAGER_KEY = "manager"
-#: Role of every manager (S-HIER-3).
 MANAGER_ROLE = "Manager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopUnit:
-    """Tasks that are repeated in order until a predicate holds or a limit is reached (20)."""
-
     unit: Literal["loop"] = "loop"
     key: str
     name: str
     #: in declared order
     body: tuple[str, ...]
-    #: names of the body in histories and events (S-LOOP-4), in the same order
+    #: in histories and events (S-LOOP-4), in the same order
     body_names: tuple[str, ...]
-    #: tasks or units outside that it waits for; its first task sees their outputs (S-LOOP-124)
+    #: its first task sees their outputs (S-LOOP-124)
     context: tuple[str, ...] = ()
     #: as `Node.context_tasks`
     context_tasks: tuple[str, ...] = ()
-    #: at least 1; never None, since every loop has a limit (S-LOOP-20)
+    #: at least 1, since every loop has a limit (S-LOOP-20)
     max_iterations: int = 5
-    #: whether a predicate is evaluated after each iteration
     has_until: bool = False
     on_max_iterations: Literal["return_last", "throw", "return_with_flag"] = "return_last"
     output_mode: Literal["last_iteration", "final_task_only", "all_iterations"] = "last_iteration"
     memory_mode: Literal["accumulate", "fresh_per_iteration", "window"] = "accumulate"
     memory_window_size: int = 0
-    #: names of the memory scopes that the body declares, without repetition; empty if the ensemble has no store
+    #: of the body's tasks; empty if the ensemble has no store
     memory_scopes: tuple[str, ...] = ()
     inject_feedback: bool = True
-    #: tokens that its iterations may use together; None: no limit
+    #: of all iterations together
     max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseUnit:
-    """A named group of tasks and loops; phases form a dependency graph (21)."""
-
     unit: Literal["phase"] = "phase"
     key: str
     name: str
-    #: tasks in declared order, then loops; in a sequential phase a task that waits for a loop follows it (S-LOOP-168)
+    #: tasks, then loops; in a sequential phase a task that waits for a loop follows it (S-LOOP-168)
     members: tuple[str, ...]
     workflow: Literal["sequential", "parallel"] = "sequential"
-    #: keys of the phases that must complete first
     after: tuple[str, ...] = ()
-    #: task that decides about an attempt; None: every attempt is accepted
+    #: None: every attempt is accepted
     review: str | None = None
     max_retries: int = 2
     max_predecessor_retries: int = 2
-    #: tasks with reflection after an attempt is accepted; empty without a review: then tasks reflect when they complete
-    #: (S-REFL-19)
+    #: tasks that reflect on an accepted attempt; without a review tasks reflect when they complete (S-REFL-19)
     reflecting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEntry:
-    """A state of a graph."""
-
     name: str
-    #: the task or the loop that each visit runs
     member: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeEntry:
-    """From one state to the next; edges are tried in declared order (S-GRAPH-42)."""
+    """Edges are tried in declared order (S-GRAPH-42)."""
 
     entry: Literal["edge"] = "edge"
     from_state: str
     to_state: str
     label: str | None = None
-    #: whether a condition decides; otherwise it always matches
     has_condition: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkEntry:
-    """From one state to several that run side by side."""
-
     entry: Literal["fork"] = "fork"
     from_state: str
     to_states: tuple[str, ...]
@@ -105,12 +88,10 @@ class ForkEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinEntry:
-    """From several branches to one state, after enough of them have arrived."""
-
     entry: Literal["join"] = "join"
     from_states: tuple[str, ...]
     to_state: str
-    #: number of branches that must arrive; then the others are cancelled. None: all
+    #: after so many arrivals the other branches are cancelled; None: all
     count: int | None = None
 
 
@@ -119,14 +100,12 @@ GraphEntry = Union[EdgeEntry, ForkEntry, JoinEntry]  # noqa: UP007  usable at ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphUnit:
-    """A state machine of tasks (22)."""
-
     unit: Literal["graph"] = "graph"
     key: str
     name: str
     #: in declared order
     states: tuple[StateEntry, ...]
-    #: in declared order; this position is the index of an edge
+    #: the position is the index of an edge
     edges: tuple[GraphEntry, ...]
     start: str
     max_steps: int = 50
@@ -146,19 +125,16 @@ class AgentEntry:
     role: str
     goal: str
     background: str | None = None
-    #: without injected tools
     tool_names: tuple[str, ...] = ()
-    #: made for a task that named none
     is_synthesized: bool = False
-    #: whether it may delegate work to the others (S-DEL-1)
+    #: to the others (S-DEL-1)
     allow_delegation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HierarchyRules:
-    """Limits of a manager. Roles are written as the workers declare them (06)."""
+    """Limits of a manager. Roles are spelled as the workers spell them."""
 
-    #: in the order of violations in messages
     required_workers: tuple[str, ...] = ()
     #: empty: all
     allowed_workers: tuple[str, ...] = ()
@@ -168,41 +144,37 @@ class HierarchyRules:
     required_stages: tuple[tuple[str, ...], ...] = ()
     #: `remind` or `fail`
     enforce_required: str = "remind"
-    #: turns without progress that end the run; 0: no limit
+    #: 0: no limit
     stall_turns: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A planned task."""
+    """A planned task. Texts are resolved."""
 
-    #: task key: the name, or the ordinal in the plan
+    #: the name, or the ordinal in the plan
     key: str
-    #: 1-based position in the task list, or in its level of a map-reduce (S-MR-95)
+    #: 1-based, in the task list or in its level of a map-reduce (S-MR-95)
     index: int
-    #: hidden id of the user's task; for look-up in the process that made the plan
+    #: of the user's task, for the process that made the plan
     object_id: str = field(default="", compare=False)
     #: resolved
     description: str
     #: resolved
     expected_output: str
-    #: `(deterministic)` for handler tasks, `(synthesized)` before synthesis (S-ENG-18)
+    #: `(deterministic)` for a handler, `(synthesized)` before synthesis (S-ENG-18)
     agent_role: str
-    #: None for a handler task
     agent_key: str | None
-    #: keys of the context entries that are in the plan, in the order of the task's context
+    #: keys of context entries in the plan, in order
     context: tuple[str, ...] = ()
-    #: per entry the key of the only body task that counts; "": all outputs of the entry. Empty: "" for all
-    #: entries (S-LOOP-174)
+    #: the only body task that counts per entry; "": all its outputs. Empty: "" for all entries (S-LOOP-174)
     context_tasks: tuple[str, ...] = ()
-    #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
+    #: of context tasks outside the plan (S-ENG-11, S-PAR-13)
     context_outside: tuple[str, ...] = ()
     is_streaming: bool = False
-    #: in the tree of a map-reduce
     node_type: str | None = None
-    #: level in that tree
     level: int | None = None
-    #: number of tasks that events count it among (S-LOOP-47, S-PHASE-38); None: all tasks of the run
+    #: of the tasks that events count it among (S-LOOP-47, S-PHASE-38); None: all
     total: int | None = None
 
 
@@ -216,14 +188,12 @@ class Plan:
     agents: tuple[AgentEntry, ...] = ()
     #: `fail_fast` or `continue_on_error`
     error_strategy: str = "fail_fast"
-    #: tasks that may run at the same time; None: no limit (S-PAR-17)
+    #: None: no limit (S-PAR-17)
     max_parallel_tasks: int | None = None
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: of a hierarchical run
     hierarchy: HierarchyRules | None = None
-    #: workflow in the trace of a map-reduce
     shown_as: str | None = None
-    #: loops, phases and a graph, in declared order; `nodes` contains their tasks after the plain tasks
+    #: in declared order; `nodes` contains their tasks after the plain tasks
     units: tuple[Unit, ...] = ()
 
     @property
@@ -237,10 +207,7 @@ class Plan:
 
     @property
     def top_level(self) -> tuple[str, ...]:
-        """Keys of tasks and units that are in no other unit, in the order of a sequential run.
-
-        Tasks come first, then units, as declared; but each follows its context.
-        """
+        """Tasks, then units, that are in no other unit; each follows its context."""
         if not self.units:
             return tuple(node.key for node in self.nodes)
         inside = {key for unit in self.units for key in members_of(unit)}
@@ -268,7 +235,7 @@ class Plan:
         return self.shown_as is not None
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """Return the plan as JSON data, without the hidden ids, which have no meaning in other processes."""
+        """Return JSON data without the hidden ids, which have no meaning in other processes."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         names = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
         data["nodes"] = [
@@ -300,7 +267,7 @@ class Plan:
 
 
 def members_of(unit: Unit) -> tuple[str, ...]:
-    """Return the keys of a unit's members; a loop counts as one member."""
+    """A loop counts as one member."""
     match unit:
         case LoopUnit():
             return unit.body

@@ -1,7 +1,6 @@
-"""Planning of a run: from a definition and its inputs to a plan. Pure except for log lines.
+"""Planning of a run: `validate`, `resolve_tasks`, `synthesize_agents` (the only step that calls models) and `plan_run`.
 
-The steps of a run are `validate`, `resolve_tasks`, `synthesize_agents` (the only one that calls models) and `plan_run`. A task
-without variables in its texts is the same object in every step: planning copies only tasks that change.
+Planning copies only tasks that change.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast, overload
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.ensemble import (
-    EnsembleDefinition,
-    HierarchicalConstraints,
-    Levels,
-    ManagerPromptContext,
-)
+from ensemble_ray.definition.ensemble import EnsembleDefinition, HierarchicalConstraints, Levels, ManagerPromptContext
 from ensemble_ray.definition.fields import ParallelErrorStrategy, Workflow, escape_data
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
@@ -45,7 +39,6 @@ _log = bounded_logger(__name__)
 _GOAL = "Have the tasks done by the agents of the team, within the rules, and answer with the whole"
 _EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of the team gave."
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
-#: Length of a template in an error (S-TPL-6).
 _SHOWN = 100
 
 
@@ -173,17 +166,11 @@ class TaskDependencyGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedTasks:
-    """The tasks of one run with their variables filled in."""
-
-    #: all tasks, in the order of `all_tasks`; their context contains resolved tasks too
+    #: in the order of `all_tasks`; their context contains resolved tasks too
     tasks: tuple[Task, ...]
-    #: keys of the tasks, in the same order
     keys: tuple[str, ...]
-    #: inputs of the ensemble and of the run, which win
     inputs: Mapping[str, str]
-    #: declared, or inferred
     workflow: Workflow
-    #: for agents that declare no model
     models: TeamModels
 
 
@@ -192,19 +179,18 @@ class Planned:
     """A plan, and its parts that cannot be data."""
 
     plan: Plan
-    #: resolved tasks by task key, without context, agent and tools. Those are in the plan and in `agents`; a chain of nested
-    #: tasks would grow with the square of its length.
+    #: without context, agent and tools, which are stored in the plan and in `agents`: a chain of nested tasks would grow with
+    #: the square of its length
     tasks: Mapping[str, Task]
-    #: by agent key
     agents: Mapping[str, Agent]
-    #: agents that work may be delegated to, in the order of the ensemble's agents; empty if no agent may delegate
+    #: agents that may receive delegated work, in the order of the ensemble's agents
     peers: tuple[Peer, ...] = ()
-    #: loops, phases and the graph by unit key, as declared, with their predicates and conditions
+    #: as declared, with their predicates and conditions
     units: Mapping[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
-    """Fill in the variables of all tasks and infer the workflow (S-ENG-1); `inputs` win over the ensemble's (S-DOM-66)."""
+    """Fill in variables and infer the workflow (S-ENG-1); `inputs` win over the ensemble's (S-DOM-66)."""
     merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
     tasks = tuple(definition.all_tasks)
     workflow = infer_workflow(definition)
@@ -220,7 +206,7 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
 
 
 def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Return the tasks that need a synthesized agent: they have no handler and name no agent (S-DET-20)."""
+    """Return the tasks without a handler and an agent (S-DET-20)."""
     return tuple(task for task in tasks if task.agent is None and task.handler is None)
 
 
@@ -233,11 +219,9 @@ def plan_run(
     """Plan the tasks and agents of a run.
 
     Args:
-        definition: The ensemble.
-        resolved: Result of `resolve_tasks`.
-        synthesized: Agents by object id of their task. A task without its agent is planned as `(synthesized)`, which is
-            enough to show a plan (S-SET-46).
-        prompts: Background and task of a hierarchical run's manager; None: the prompt strategy writes them now.
+        synthesized: Agents by object id of their task. Without its agent a task is planned as `(synthesized)`, which is enough
+            to show a plan (S-SET-46).
+        prompts: Background and task of a manager; None: the prompt strategy writes them now.
     """
     synthesized_agents = synthesized or {}
     if resolved.workflow is Workflow.HIERARCHICAL:
@@ -267,7 +251,7 @@ def plan_run(
 
 
 def in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
-    """Return the nodes of a map-reduce with their levels, numbered within each level (S-MR-95)."""
+    """Number the nodes within each level (S-MR-95)."""
     counted: dict[int, int] = {}
     for node in nodes:
         node_type, level = levels.places[node.object_id]
@@ -306,7 +290,6 @@ def _plan_hierarchy(
     synthesized_agents: Mapping[str, Agent],
     prompts: tuple[str, str] | None,
 ) -> Planned:
-    """Plan the manager's task as the only one; all agents work for the manager (S-HIER-1)."""
     workers = workers_of(definition, resolved.tasks, synthesized_agents, models=resolved.models)
     agents = [agent for agent, _ in workers]
     if prompts is None:
@@ -345,7 +328,7 @@ def _plan_hierarchy(
 
 
 def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Levels | None) -> tuple[Task, ...]:
-    """Fill in texts in list order, then make context refer to the resolved tasks, dependencies first (S-TPL-11)."""
+    """Fill in texts in list order, then make context refer to the resolved tasks (S-TPL-11)."""
     changes: dict[str, dict[str, object]] = {}
     for task in tasks:
         data = () if levels is None else levels.texts.get(task.object_id, ())  # texts of the items of a map-reduce

@@ -1,7 +1,4 @@
-"""Agents for tasks that name none. This is the only step of planning that may call a model.
-
-The tasks of the user do not change (S-DET-22).
-"""
+"""Agents for tasks that name none. The tasks of the user do not change (S-DET-22)."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ from ensemble_ray.values.value import Value
 
 _log = bounded_logger(__name__)
 
-#: Number of words of a description that are searched for a verb (S-DET-23).
 _SEARCHED_WORDS = 8
 _OBJECT_START = re.compile(r"\{")
 _ROLES: Mapping[str, str] = {
@@ -136,7 +132,9 @@ class _LlmSynthesizer(AgentSynthesizer):
             raise
         except USER_ERRORS as error:
             raise AgentExecutionError(agent_failure(SYNTHESIZED, error), SYNTHESIZED, task.description) from error
-        answer = _json_object((response.text or "") if isinstance(response, ChatResponse) else "")
+        text = (response.text or "") if isinstance(response, ChatResponse) else ""
+        found = find_json(whole_json(text), _OBJECT_START)
+        answer = {} if found is None else cast("Mapping[str, object]", found.value)
         values = (answer.get(name) for name in ("role", "goal", "backstory"))
         role, goal, background = (value.strip() if isinstance(value, str) else "" for value in values)
         if not role or not goal:
@@ -156,8 +154,8 @@ async def synthesize_agents(
 ) -> Mapping[str, Agent]:
     """Make an agent for each task without agent and handler (S-DET-20), all at the same time; return them by the task's id.
 
-    `recorded` wraps a model so that its calls are recorded under an effect name (S-SET-46). The agents keep the model
-    without the wrapper.
+    `recorded` wraps a model so that its calls are recorded under an effect name (S-SET-46). The agents keep the model without
+    the wrapper.
     """
     shared = resolved.models.shared
     waiting: dict[str, tuple[Task, str]] = {}
@@ -186,10 +184,7 @@ async def synthesize_agents(
 
 
 def _number_roles(agents: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
-    """Return the same agents with unique roles: ` 2`, ` 3` and so on is added to a role in use (S-DET-26).
-
-    Declared roles do not change, and no agent has the role of the manager.
-    """
+    """Return the same agents with unique roles: ` 2`, ` 3` and so on is added to a role in use (S-DET-26)."""
     declared = declared_agents(definition)
     used = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in declared)}
     # A synthesizer may return one agent for several tasks, or an agent of the ensemble: these are one worker.
@@ -228,7 +223,7 @@ async def _call_synthesizer(synthesizer: object, task: Task, context: SynthesisC
 
 
 def _fit(agent: Agent, task: Task) -> Agent:
-    """Return the agent with the task's tools and limit (S-DET-21)."""
+    """Give the agent the task's tools and limit (S-DET-21)."""
     changes: dict[str, object] = {}
     if task.tools:
         changes["tools"] = task.tools
@@ -239,7 +234,7 @@ def _fit(agent: Agent, task: Task) -> Agent:
 
 
 async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Agent]:
-    """Return all results in order, with at most `cap` calls at the same time. The first failure cancels the others."""
+    """The first failure cancels the others."""
     slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
 
     async def in_slot(call: Awaitable[Agent]) -> Agent:
@@ -256,21 +251,12 @@ async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Ag
 
 
 def _from_template(task: Task, model: ChatModel) -> Agent:
-    role = _role_of(task.description)
-    background = f"You have worked as an expert {role} for many years."
-    return Agent(role=role, goal=task.description, background=background, llm=model)
-
-
-def _role_of(description: str) -> str:
+    role = "Agent"
     # A word may be megabytes long, so only its first characters are read.
-    for word in description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
+    for word in task.description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
         characters = filter(str.isalpha, word.lower())
         if (found := _ROLES.get("".join(islice(characters, _LONGEST_VERB + 1)))) is not None:
-            return found
-    return "Agent"
-
-
-def _json_object(text: str) -> Mapping[str, object]:
-    """Return the first JSON object in a text, without fences and words around it; {} if there is none."""
-    found = find_json(whole_json(text), _OBJECT_START)
-    return {} if found is None else cast("Mapping[str, object]", found.value)
+            role = found
+            break
+    background = f"You have worked as an expert {role} for many years."
+    return Agent(role=role, goal=task.description, background=background, llm=model)

@@ -1,7 +1,4 @@
-"""Nodes of tasks, and units for loops, phases and a graph. Pure.
-
-Keys of units are unique, also among the keys of tasks.
-"""
+"""Nodes of tasks, and units for loops, phases and a graph. Keys of units and tasks are unique together."""
 
 from __future__ import annotations
 
@@ -35,19 +32,13 @@ from ensemble_ray.plan.plan import (
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.delegation import Peer
 
-#: Role of a handler task (S-ENG-18).
 DETERMINISTIC = "(deterministic)"
-#: Role of a task before its agent is made.
 SYNTHESIZED = "(synthesized)"
-#: A resolved task and its key.
 KeyedTask = tuple[Task, str]
 
 
 def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """Return a key for each task: its name, else its position. A repeated name gets `~2`, `~3` and so on.
-
-    `/` and `#` become `_`, since they separate the parts of an instance's path.
-    """
+    """Return the name of each task, else its position. A repeated name gets `~2`, `~3` and so on."""
     names = Names()
     return tuple(
         names.claim(_clean(task.name) if task.name else f"task-{index}") for index, task in enumerate(tasks, start=1)
@@ -55,7 +46,7 @@ def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
 
 
 def tool_names(agent: Agent) -> tuple[str, ...]:
-    """Return the names of an agent's declared tools; the tools of a provider are known only when a task begins."""
+    """The tools of a provider are known only when a task begins."""
     if not agent.tools:
         return ()
     from ensemble_ray.tools.tool import AgentTool, marked_functions, tool_mark  # needed only with tools
@@ -75,7 +66,7 @@ def tool_names(agent: Agent) -> tuple[str, ...]:
 class Scope:
     """Tasks and units that the context of a task or loop may name."""
 
-    #: keys of tasks and units by object id
+    #: by object id
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
     #: keys of body tasks by the object ids of their loop and of the task
     bodies: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
@@ -95,7 +86,7 @@ class Scope:
 
 
 class NodeMaker:
-    """Makes nodes of tasks, and the entries of agents in the order of their first use (S-DOM-65)."""
+    """Makes nodes, and the entries of agents in the order of their first use (S-DOM-65)."""
 
     def __init__(
         self, definition: EnsembleDefinition, models: TeamModels, synthesized: Mapping[str, Agent] | None = None
@@ -134,7 +125,7 @@ class NodeMaker:
         )
 
     def peers(self, *, but: Agent | None = None) -> tuple[Peer, ...]:
-        """Return the agents that work may be delegated to, without `but`; an empty tuple if no agent may delegate."""
+        """Return the agents that may receive delegated work; an empty tuple if no agent may delegate."""
         if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
             return ()
         rank = {agent: position for position, agent in enumerate(declared_agents(self._definition))}
@@ -169,11 +160,8 @@ class NodeMaker:
 
 @dataclass(slots=True)
 class PlannedMembers:
-    """Nodes and units of a plan."""
-
     nodes: list[Node] = field(default_factory=list[Node])
     units: list[Unit] = field(default_factory=list[Unit])
-    #: declared units by key
     definitions: dict[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
 
 
@@ -183,15 +171,12 @@ def plan_members(definition: EnsembleDefinition, tasks: Sequence[KeyedTask], mak
 
 
 class _Planner:
-    """Makes nodes and units in one pass over the definition."""
-
     def __init__(self, definition: EnsembleDefinition, tasks: Sequence[KeyedTask], maker: NodeMaker) -> None:
         self._definition = definition
         self._rest: Iterator[KeyedTask] = iter(tasks)
         self._maker = maker
         self._made = PlannedMembers()
         self._names = Names()
-        #: keys of units by object id
         self._keys: dict[str, str] = {}
         #: keys of body tasks by the object ids of their loop and of the task
         self._bodies: dict[tuple[str, str], str] = {}
@@ -221,7 +206,7 @@ class _Planner:
         return self._made
 
     def _find_bodies(self, rest: Iterator[KeyedTask]) -> None:
-        """Store the keys of all body tasks first: tasks before a loop may name them too."""
+        """Tasks before a loop may name its body tasks too."""
         definition = self._definition
         members: list[Task | Loop] = [*definition.loops]
         for phase in definition.phases:
@@ -355,8 +340,6 @@ class _Planner:
 
 @dataclass(slots=True)
 class Names:
-    """Makes names unique."""
-
     _used: set[str] = field(default_factory=set[str])
     _next: dict[str, int] = field(default_factory=dict[str, int])
 

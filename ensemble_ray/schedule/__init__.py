@@ -10,7 +10,6 @@ __all__ = ["machine_for"]
 
 
 def machine_for(plan: Plan) -> PlanSource:
-    """Return the machine of a plan's workflow, or a tree of machines if the plan has units."""
     if plan.units:
         from ensemble_ray.schedule.nested import NestedSource, make_machine  # with the machines of all units
 

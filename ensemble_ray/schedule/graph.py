@@ -1,4 +1,4 @@
-"""The machine of a graph: after each step, the first edge that matches names the next state."""
+"""The machine of a graph."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ from ensemble_ray.schedule.unit import Execution, HistoryEntry, Parts, StopReque
 from ensemble_ray.values.ids import instance_of, key_of, node_key
 from ensemble_ray.values.outputs import ExitReason
 
-#: The state that ends a branch.
 END_STATE = "__END__"
 
 
@@ -71,8 +70,6 @@ class BranchState(StrEnum):
 
 
 class BranchEvent(StrEnum):
-    """The events of a branch."""
-
     STEP_STARTS = "its next step starts"
     STEP_COMPLETED = "its step completed"
     STEP_FAILED = "its step failed"
@@ -120,11 +117,10 @@ BRANCH_TRANSITIONS: dict[tuple[BranchState, BranchEvent], BranchState] = {
 class Rank(NamedTuple):
     """The order of branches in a fork: first the declared ones, then the branches of joins."""
 
-    #: number of successive joins behind the branch
+    #: number of successive joins before it
     generation: int
-    #: position in the fork, or position of its join among the edges
+    #: in the fork, or of its join among the edges
     position: int
-    #: of the first joined branch
     first: Rank | None = None
 
 
@@ -132,26 +128,20 @@ class Rank(NamedTuple):
 class CompletedStep:
     state: str
     instance: str
-    #: None: not routed
     next_state: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class GraphBranch:
-    """One path through a graph."""
-
     fork: Fork
     rank: Rank
-    #: its current state of the graph
     at: str = ""
     state: BranchState = BranchState.BEGUN
-    #: number of its step, 1-based
     step: int = 0
     started_at: float = 0.0
-    #: the join where it waits, by position among the graph's edges, and the fork in which its arrival counts
+    #: the join where it waits, by position among the edges, and the fork in which its arrival counts
     join: int = -1
     counts_for: Fork = field(init=False)
-    #: its steps and forks, in order
     trail: list[CompletedStep | Fork] = field(default_factory=list["CompletedStep | Fork"])
 
     def __post_init__(self) -> None:
@@ -173,42 +163,34 @@ class GraphBranch:
 class Fork:
     """Parallel branches. The outermost fork contains the graph's first branch."""
 
-    #: None: the outermost
     divided: GraphBranch | None
+    #: number of forks around it
+    depth: int = 0
     branches: list[GraphBranch] = field(default_factory=list[GraphBranch])
 
 
 class _Arrivals(NamedTuple):
-    """Branches that wait at a join, and the fork in which they count."""
-
     fork: Fork
     join: int
     branches: list[GraphBranch]
 
 
 class Joined(NamedTuple):
-    """A join that continues."""
-
     branch: GraphBranch
-    #: next state of the branch
     state: str
-    #: branches that the join no longer needs
     dropped: tuple[GraphBranch, ...]
 
 
 class BranchTree:
-    """All branches of one execution of a graph. A graph without forks has one branch."""
-
     def __init__(self, edges: Sequence[GraphEntry]) -> None:
         self._edges = edges
-        #: for each reached join the states that lead to it
         self._sources: dict[int, frozenset[str]] = {}
         self._all = Fork(None)
         self.first = GraphBranch(self._all, Rank(0, 0))
         self._all.branches.append(self.first)
 
     def divide(self, branch: GraphBranch, count: int) -> list[GraphBranch]:
-        fork = Fork(branch)
+        fork = Fork(branch, branch.fork.depth + 1)
         fork.branches = [GraphBranch(fork, Rank(0, position)) for position in range(count)]
         branch.trail.append(fork)
         branch.move(BranchEvent.DIVIDED)
@@ -219,7 +201,7 @@ class BranchTree:
         branch.move(BranchEvent.ARRIVED)
 
     def next_join(self) -> Joined | None:
-        """Continue one join that is complete; None if no join is."""
+        """Continue one join that is complete, if any."""
         while waiting := self._arrivals():
             is_still = all(branch.state is BranchState.JOINING for branch in self.leaves())
             if (found := self._complete_one(waiting, is_still=is_still)) is not None:
@@ -234,10 +216,7 @@ class BranchTree:
         return None
 
     def leaves(self, fork: Fork | None = None) -> list[GraphBranch]:
-        """Return the branches of a fork, or all, that run, are routed or wait at a join, in order.
-
-        The branches of a fork replace the branch that forked.
-        """
+        """Return the branches of a fork, or all, that run, are routed or wait at a join, in order."""
         found: list[GraphBranch] = []
         open_branches = _in_order(fork or self._all)
         while open_branches:
@@ -262,13 +241,13 @@ class BranchTree:
                     parts += reversed(part.trail)
 
     def _arrivals(self) -> list[_Arrivals]:
-        """Return the waiting branches by join: inner forks first, then in declared order."""
+        """Inner forks come first, then joins in declared order."""
         found: dict[tuple[int, int], _Arrivals] = {}
         for branch in self.leaves():
             if branch.state is BranchState.JOINING:
                 fork = branch.counts_for
                 found.setdefault((id(fork), branch.join), _Arrivals(fork, branch.join, [])).branches.append(branch)
-        return sorted(found.values(), key=lambda each: (-_depth(each.fork), each.join))
+        return sorted(found.values(), key=lambda each: (-each.fork.depth, each.join))
 
     def _complete_one(self, waiting: Sequence[_Arrivals], *, is_still: bool) -> _Arrivals | None:
         for each in waiting:
@@ -299,12 +278,10 @@ class BranchTree:
         return Joined(made, entry.to_state, tuple(dropped))
 
     def _may_grow(self, arrivals: _Arrivals) -> bool:
-        """Whether another branch of their fork may still arrive."""
         others = (branch for branch in self.leaves(arrivals.fork) if branch not in arrivals.branches)
         return any(self._leads_to(branch, arrivals.join) for branch in others)
 
     def _leads_to(self, branch: GraphBranch, join: int) -> bool:
-        """Whether a branch may reach a join, or waits there."""
         if branch.state is BranchState.JOINING:
             return branch.join == join or self._join(branch.join).to_state in self._sources_of(join)
         return branch.at in self._sources_of(join)
@@ -339,20 +316,11 @@ def _in_order(fork: Fork) -> list[GraphBranch]:
 
 
 def _member(branch: GraphBranch, fork: Fork) -> GraphBranch:
-    """Return the branch of a fork that is or contains this branch."""
     while branch.fork is not fork:
         if branch.fork.divided is None:
             raise ValueError("the branch is outside of the fork")
         branch = branch.fork.divided
     return branch
-
-
-def _depth(fork: Fork) -> int:
-    depth = 0
-    while fork.divided is not None:
-        fork = fork.divided.fork
-        depth += 1
-    return depth
 
 
 class UnroutedStep(NamedTuple):
@@ -366,25 +334,24 @@ class UnroutedStep(NamedTuple):
 
 
 def shown_of(part: ContextPart) -> ContextPart:
-    """Return the output that a step shows, from the last part of its state's outputs: all if joined, else the last."""
+    """Return the output that a step shows: all if joined, else the last."""
     return part if part.is_joined else ContextPart(part.instances[-1:])
 
 
 class GraphMachine:
     """The scheduling state of one execution of a graph.
 
-    A step runs the member of one state. Then the edges, forks and joins that leave the state are tried in declared order;
-    only edges with a condition ask a question (S-GRAPH-42, S-GRAPH-90). The cost of a step does not grow with the history.
+    After a step, the edges, forks and joins that leave the state are tried in declared order (S-GRAPH-42, S-GRAPH-90). The
+    cost of a step does not grow with the history.
     """
 
     def __init__(self, unit: GraphUnit, execution: Execution) -> None:
         self._unit = unit
         self._execution = execution
         self._scope = scope_of(execution.instance)
-        #: without an occurrence
         self._path = key_of(execution.instance)
         self._members = {state.name: state.member for state in unit.states}
-        #: edges, forks and joins that leave each state, by position, in declared order
+        #: positions of the entries that leave each state
         self._leaving: dict[str, list[int]] = {state.name: [] for state in unit.states}
         for position, entry in enumerate(unit.edges):
             for state in dict.fromkeys(entry.from_states if isinstance(entry, JoinEntry) else (entry.from_state,)):
@@ -392,15 +359,13 @@ class GraphMachine:
         self._tree = BranchTree(unit.edges)
         self._has_forks = any(isinstance(entry, ForkEntry) for entry in unit.edges)
         self._running: dict[str, GraphBranch] = {}
-        #: completed steps in order of completion; the edges of the first one are tried
+        #: in order of completion; the edges of the first one are tried
         self._to_route: deque[UnroutedStep] = deque()
-        #: the open question about an edge of the first one
         self._question: EdgeMatches | None = None
-        #: how many branches wait at joins
+        #: number of branches at joins
         self._joining = 0
         self._steps = 0
         self._visits: Counter[str] = Counter()
-        #: instance and output of the last completed visit of each state
         self._last: dict[str, tuple[str, ContextPart]] = {}
         self._history: list[HistoryEntry] = []
         self._is_capped = False
@@ -530,7 +495,6 @@ class GraphMachine:
                 assert_never(end)
 
     def _store_output(self, branch: GraphBranch, end: Completed | Exited) -> None:
-        """Store a step's output for its state, and append the step to the trail."""
         scopes, key = self._execution.scopes, node_key(end.instance)
         own = scopes.own(scope_of(end.instance))
         parts = own.get(key) or (ContextPart((end.instance,)),)
@@ -547,14 +511,13 @@ class GraphMachine:
     # Routing, in the order of completion: a condition sees its own step as the newest of the history (S-GRAPH-92).
 
     def _route_next(self, at: float, done: list[Instruction]) -> None:
-        """Route steps, oldest first, until an edge asks a question or all are routed."""
+        """Route steps, oldest first, until an edge asks a question."""
         while self._to_route and self._question is None and not self.is_stopping:
             step = self._to_route[0]
             self._history.append(step.entry)
             self._try_edges(step.branch, at, 0, done)
 
     def _try_edges(self, branch: GraphBranch, at: float, first: int, done: list[Instruction]) -> None:
-        """Try the edges of a branch's state from this position on: ask a question, or follow the edge."""
         for position in self._leaving[branch.at]:
             entry = self._unit.edges[position]
             if position < first:
@@ -591,7 +554,6 @@ class GraphMachine:
         self._route_next(answered.at, done)
 
     def _follow(self, branch: GraphBranch, position: int, at: float, done: list[Instruction]) -> None:
-        """Announce a routed step, then follow its edge, fork or join."""
         routed = self._to_route.popleft()
         entry = self._unit.edges[position]
         next_state = ", ".join(entry.to_states) if isinstance(entry, ForkEntry) else entry.to_state
@@ -644,7 +606,6 @@ class GraphMachine:
                 done.append(Cancel(instance=instance))
 
     def _drop_unrouted(self) -> None:
-        """Drop all branches without a running step."""
         self._to_route.clear()
         self._question = None
         self._joining = 0

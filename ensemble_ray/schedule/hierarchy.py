@@ -1,4 +1,4 @@
-"""The rules of a manager: which delegations it may make, and when it may finish."""
+"""The rules of a manager."""
 
 from __future__ import annotations
 
@@ -9,33 +9,28 @@ from ensemble_ray.plan.plan import HierarchyRules
 
 
 class DelegationEnforcer:
-    """Decides the delegations of one manager in one run (S-HIER-47). The same calls always produce the same answers.
-
-    Roles are spelled as the workers spell them (S-HIER-45).
-    """
+    """Decides the delegations of one manager in one run (S-HIER-47). Roles are spelled as the workers spell them (S-HIER-45)."""
 
     def __init__(self, rules: HierarchyRules, workers: Sequence[str]) -> None:
         self._rules = rules
         self._workers = tuple(workers)
         self._stage_of = {role: index for index, stage in enumerate(rules.required_stages) for role in stage}
-        #: approved attempts by role; the global cap counts their sum. A later failure of an attempt does not reduce it
+        #: by role, failed attempts included; the global cap counts their sum
         self._approved: Counter[str] = Counter()
-        #: approved attempts from the record, which were not checked again
+        #: attempts from the record, which were not checked again
         self._reapplied: Counter[str] = Counter()
-        #: successes by role and text
         self._done: Counter[tuple[str, str]] = Counter()
-        #: successes of the current turn; their order is random, so none of them repeats another
+        #: of the current turn; their order is random, so none of them repeats another
         self._new: Counter[tuple[str, str]] = Counter()
-        #: only successes complete a stage or a required worker (S-HIER-42)
         self._completed: set[str] = set()
         self._is_reminded = False
         self._has_progress = False
         self._idle_turns = 0
 
     def approve(self, role: str) -> str | None:
-        """Decide an attempt to delegate; return why it is rejected (S-HIER-71 to S-HIER-74), or None: it is approved and counted.
+        """Count an attempt to delegate and return None, or return why it is rejected (S-HIER-71 to S-HIER-74).
 
-        The check and the count are one step, so that parallel calls of a turn cannot pass a cap together (S-HIER-26, S-HIER-41).
+        One step, so that parallel calls of a turn cannot pass a cap together (S-HIER-26, S-HIER-41).
         """
         reason = self._refusal(role)
         if reason is None:
@@ -43,14 +38,7 @@ class DelegationEnforcer:
         return reason
 
     def move(self, charged: str, role: str) -> str | None:
-        """Count an approved attempt for the worker that a policy chose instead (S-HIER-46).
-
-        Returns:
-            Why the move is rejected; the attempt then counts as before. None: it counts for `role` now.
-
-        Raises:
-            ValueError: No attempt counts for `charged`.
-        """
+        """Count an approved attempt for the worker that a policy chose instead, or return why not (S-HIER-46)."""
         if not self._approved[charged]:
             raise ValueError(f"No attempt is charged to '{charged}'")
         if role == charged:
@@ -74,7 +62,7 @@ class DelegationEnforcer:
         self._completed.add(role)
 
     def turn_ended(self) -> bool:
-        """End a turn with tool calls; return True if the manager has stalled: too many turns in a row without a new success."""
+        """Return True if the manager has stalled: too many turns with tool calls in a row without a new success."""
         self._new.clear()
         self._idle_turns = 0 if self._has_progress else self._idle_turns + 1
         self._has_progress = False
@@ -84,7 +72,7 @@ class DelegationEnforcer:
         return violations_of(self._rules, self._completed)
 
     def check_repetition(self, role: str, description: str) -> str | None:
-        """Return a notice if the worker did the same task in an earlier turn. It neither rejects nor counts the attempt."""
+        """Return a notice if the worker did the same task in an earlier turn."""
         key = (role, _normalise(description))
         times = self._done[key] - self._new[key]
         if not times:
@@ -119,10 +107,7 @@ class DelegationEnforcer:
         return " ".join(parts)
 
     def reminder(self) -> str | None:
-        """Return a text, once, for a manager that finishes although required workers are missing.
-
-        None if none is missing, the caps allow no missing worker, or the rules want the run to fail without a reminder.
-        """
+        """Return a text, once, for a manager that finishes although required workers are missing and reachable."""
         if self._rules.enforce_required != "remind" or self._is_reminded:
             return None
         reachable = [role for role in self._lacking() if self._is_reachable(role)]
@@ -185,7 +170,7 @@ class DelegationEnforcer:
 
 
 def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tuple[str, ...]:
-    """Return a sentence per required worker that never succeeded, in the order of the rules (S-HIER-50)."""
+    """Return a sentence per required worker that never succeeded (S-HIER-50)."""
     return tuple(
         f"Required worker '{role}' was not delegated to during this run."
         for role in rules.required_workers

@@ -1,4 +1,4 @@
-"""The machine of a loop: it runs the body again until the predicate holds or a cap is reached."""
+"""The machine of a loop."""
 
 from __future__ import annotations
 
@@ -85,8 +85,6 @@ class LoopState(StrEnum):
 
 
 class LoopEvent(StrEnum):
-    """The meaning of a stimulus for a loop."""
-
     BEGUN = "begun"
     TASK_COMPLETED = "task completed, another follows"
     ITERATION_COMPLETED = "iteration completed"
@@ -107,8 +105,7 @@ class LoopEvent(StrEnum):
 
 _S, _E = LoopState, LoopEvent
 
-#: (state, event) -> next state. An event without an entry is late, and ignored. Without a predicate, `_judge` replaces the
-#: event of a completed iteration.
+#: An event without an entry is late, and ignored. Without a predicate, `_judge` replaces the event of a completed iteration.
 LOOP_TRANSITIONS: dict[tuple[LoopState, LoopEvent], LoopState] = {
     (_S.PENDING, _E.BEGUN): _S.RUNNING,
     (_S.RUNNING, _E.TASK_COMPLETED): _S.RUNNING,
@@ -151,7 +148,6 @@ LOOP_TRANSITIONS: dict[tuple[LoopState, LoopEvent], LoopState] = {
     (_S.CANCELLING, _E.RUN_CANCELLED): _S.CANCELLING,
 }
 
-#: Termination reasons in results, by the states in which a loop is over (S-LOOP-44).
 _REASONS: dict[LoopState, Literal["predicate", "max_iterations", "exit_early", "budget_exhausted"] | None] = {
     _S.CONVERGED: "predicate",
     _S.CAPPED: "max_iterations",
@@ -163,24 +159,16 @@ _REASONS: dict[LoopState, Literal["predicate", "max_iterations", "exit_early", "
 
 
 class LoopMachine:
-    """The scheduling state of one execution of a loop.
-
-    An iteration runs the tasks of the body one after the other, in every workflow (S-LOOP-3). Its cost does not grow with
-    the number of iterations.
-    """
+    """The scheduling state of one execution of a loop. Its tasks run one after the other, in every workflow (S-LOOP-3)."""
 
     def __init__(self, unit: LoopUnit, execution: Execution) -> None:
         self._unit = unit
         self._execution = execution
         self._scope = scope_of(execution.instance)
-        #: without an occurrence
         self._path = key_of(execution.instance)
         self._state = LoopState.PENDING
-        #: finished iterations, oldest first
         self._history: list[HistoryEntry] = []
-        #: completed instances of the current iteration
         self._current: list[str] = []
-        #: the running task
         self._running = ""
         self._iteration_began_at = 0.0
         self._used_tokens = 0
@@ -354,7 +342,6 @@ class LoopMachine:
         return TaskChanges(attempt=number, feedback=feedback, prior=self._history[-1].instances[-1])
 
     def _drop_scope(self, number: int) -> None:
-        """Drop the scope of a finished iteration: no task looks into it."""
         self._execution.scopes.drop(instance_of(self._unit.key, occurrence=number, parent=self._scope))
 
     def _note_exit(self, stimulus: UnitStimulus) -> None:

@@ -1,4 +1,4 @@
-"""The base of all workflow machines: task states, suspending, cancelling and ending."""
+"""The base of all workflow machines."""
 
 from __future__ import annotations
 
@@ -39,25 +39,19 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 class Source(Protocol):
     """A scheduling machine. The same stimuli always produce the same instructions."""
 
-    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
-        """Apply stimuli and return the instructions that follow, in order."""
-        ...
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]: ...
 
 
 class PlanSource(Source, Protocol):
     """The machine of a plan, with the queries that resuming a run needs."""
 
     @property
-    def running(self) -> tuple[str, ...]:
-        """The tasks that were started and have not ended."""
-        ...
+    def running(self) -> tuple[str, ...]: ...
 
-    def is_running(self, instance: str) -> bool:
-        """Whether a task was started and has not ended."""
-        ...
+    def is_running(self, instance: str) -> bool: ...
 
     def is_waiting(self, instance: str) -> bool:
-        """Whether a task is suspended, and starts again when the run resumes."""
+        """Whether a task is suspended."""
         ...
 
     def is_cancelling(self, instance: str) -> bool:
@@ -65,11 +59,11 @@ class PlanSource(Source, Protocol):
         ...
 
     def list_unanswered(self) -> list[Instruction]:
-        """Return the instructions without an answer, the latest one per task. A resumed run repeats them first."""
+        """Return the latest instruction per task without an answer. A resumed run repeats them first."""
         ...
 
     def history_of(self, unit: str) -> Sequence[HistoryEntry]:
-        """Return the history that the predicates of a unit see, by the unit's path. It only grows."""
+        """Return the history that the predicates of a unit see, by its path. It only grows."""
         ...
 
     def list_following(self, instance: str) -> Iterator[str]:
@@ -137,7 +131,7 @@ WAITS = End(state=RunState.WAITING, exit_reason=ExitReason.WAITING)
 
 
 class InvalidTransitionError(RuntimeError):
-    """The table has no such transition: a defect of this library."""
+    """A defect of this library: the table has no such transition."""
 
     def __init__(self, key: str, before: str, after: str, story: str) -> None:
         super().__init__(key, before, after, story)
@@ -165,10 +159,9 @@ class Machine:
         self._states: dict[str, TaskState] = {self._instance(each.key): TaskState.PENDING for each in members}
         self._ready: deque[str] = deque()
         self._running: set[str] = set()
-        #: suspended tasks, oldest first
         self._waiting: dict[str, None] = {}
         self._open = len(members)
-        #: time, instance and state of each move in one flat list: a tuple per move would cost more than the move itself
+        #: time, instance and state of each move, flat: a tuple per move would cost more than the move itself
         self._story: list[float | str | TaskState] = []
         self._completed: list[str] = []
         self._failed: list[str] = []
@@ -187,12 +180,12 @@ class Machine:
 
     @property
     def completed(self) -> tuple[str, ...]:
-        """The completed tasks in completion order (S-PAR-14)."""
+        """In completion order (S-PAR-14)."""
         return tuple(self._completed)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The failed tasks in the order of their failures; the first one counts (S-PAR-23)."""
+        """In the order of their failures; the first one counts (S-PAR-23)."""
         return tuple(self._failed)
 
     @property
@@ -233,7 +226,6 @@ class Machine:
             yield from self._followers(instance)
 
     def _followers(self, instance: str) -> Iterator[str]:  # noqa: ARG002  the rule of a workflow
-        """Yield the tasks that start after the only running one."""
         return iter(())
 
     def story(self, instance: str) -> str:
@@ -258,16 +250,22 @@ class Machine:
             case Begun():
                 self._begin(stimulus.at)
             case Completed() | Failed() | Exited() | Cancelled():
-                if stimulus.instance in self._running:  # else it is late, such as a message of a replaced process
-                    self._resolve(stimulus, done)
+                self._resolve(stimulus, done)
             case Waiting():
                 self._suspend(stimulus, done)
             case Continued():
                 self._reactivate(stimulus)
             case CancelRequested():
-                self._cancel(stimulus.at, done)
+                if not (self._is_cancelled or self._is_ended):
+                    self._is_cancelled = True
+                    self._abandon(TaskState.CANCELLED, "run cancelled", stimulus.at, done)
+                    done.extend(Cancel(instance=each) for each in sorted(self._running))  # S-SET-27
             case StopRequested():
-                self._stop(stimulus, done)
+                self._is_stopping = True
+                if any(state in _UNSTARTED for state in self._states.values()):  # else only its units end sooner
+                    self._exit = self._exit or stimulus.exit_reason
+                    self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
+                    self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
             case Evaluated():
                 raise TypeError(f"unexpected stimulus: {stimulus}")
             case _:
@@ -276,7 +274,6 @@ class Machine:
     # The rules of a workflow.
 
     def _begin(self, at: float) -> None:
-        """Make the members ready that can start."""
         for instance in self._states:
             self._make_ready(instance, at)
 
@@ -287,12 +284,13 @@ class Machine:
         """Skip the members that cannot run after this failure."""
 
     def _free_slots(self) -> int:
-        """Return how many more members may start now."""
         raise NotImplementedError
 
     # The rules that all workflows share.
 
     def _resolve(self, end: TaskEnd, done: list[Instruction]) -> None:
+        if end.instance not in self._running:  # it is late, such as a message of a replaced process
+            return
         self._running.remove(end.instance)
         self._move(end.instance, _STATE_AFTER[type(end)], end.at)
         match end:
@@ -312,14 +310,6 @@ class Machine:
             case _:
                 assert_never(end)
 
-    def _cancel(self, at: float, done: list[Instruction]) -> None:
-        """Start no more tasks and stop the running ones (S-SET-27)."""
-        if self._is_cancelled or self._is_ended:
-            return
-        self._is_cancelled = True
-        self._abandon(TaskState.CANCELLED, "run cancelled", at, done)
-        done.extend(Cancel(instance=each) for each in sorted(self._running))
-
     def _suspend(self, stimulus: Waiting, done: list[Instruction]) -> None:
         instance = stimulus.instance
         if instance not in self._running:
@@ -331,21 +321,12 @@ class Machine:
             self._skip(instance, TaskState.CANCELLED, "run ending early", stimulus.at, done)
 
     def _reactivate(self, stimulus: Continued) -> None:
-        """Put suspended tasks before all ready ones: they had started before."""
         wanted = stimulus.instances
         chosen = [each for each in self._waiting if wanted is None or each in wanted]
         for instance in chosen:
             del self._waiting[instance]
             self._move(instance, TaskState.READY, stimulus.at)
-        self._ready.extendleft(reversed(chosen))
-
-    def _stop(self, stimulus: StopRequested, done: list[Instruction]) -> None:
-        """Start no more members, since the run around this machine is ending. If all had started, only its units end sooner."""
-        self._is_stopping = True
-        if any(state in _UNSTARTED for state in self._states.values()):
-            self._exit = self._exit or stimulus.exit_reason
-            self._is_cancelled = self._is_cancelled or stimulus.exit_reason is None
-            self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
+        self._ready.extendleft(reversed(chosen))  # they had started before all ready ones
 
     def _abandon(self, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
         """Resolve all members that are not running. Suspended ones are cancelled (S-REV-119)."""

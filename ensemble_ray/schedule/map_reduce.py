@@ -1,4 +1,4 @@
-"""The machine of a map-reduce: it pulls items, and starts maps and reduces as slots become free."""
+"""The machine of a map-reduce."""
 
 from __future__ import annotations
 
@@ -39,18 +39,15 @@ from ensemble_ray.schedule.stimuli import (
 )
 from ensemble_ray.values.outputs import ExitReason
 
-#: More tokens than any text has. Sums of millions of such counts fit 64 bits.
+#: Sums of millions of such counts fit 64 bits.
 _MOST_TOKENS = 1 << 40
 
 
 class MapReduceMachine:
     """The scheduling state of a map-reduce; some ten bytes per item.
 
-    It treats recorded tasks like all others: their stimuli follow directly after their `Start` (S-MR-161).
-
-    Args:
-        name: Returns the instance of a map or a reduce.
-        recorded_groups: Groups of the record in its order. A ValueError: they contradict each other or the rules.
+    The stimuli of recorded tasks follow directly after their `Start` (S-MR-161). A ValueError: the recorded groups
+    contradict each other or the rules.
     """
 
     def __init__(
@@ -69,9 +66,8 @@ class MapReduceMachine:
         self._refused: set[int] = set()  # from _next_map on
         self._requested = 0
         self._is_exhausted = False
-        #: positions of tasks in flight by instance, in the order of their starts
         self._running: dict[str, Position] = {}
-        #: tasks in flight that wait for the token count of their output; they keep their slot
+        #: tasks that wait for the token count of their output keep their slot
         self._counting: set[str] = set()
         self._completed_maps = 0
         self._final: Position | None = None
@@ -92,7 +88,7 @@ class MapReduceMachine:
         return self._is_ended
 
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
-        """Apply stimuli and return the instructions that follow. A ValueError: a stimulus is impossible."""
+        """A ValueError: a stimulus is impossible."""
         done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
@@ -146,7 +142,6 @@ class MapReduceMachine:
 
     @property
     def _waiting(self) -> int:
-        """How many pulled items have not started."""
         return self._pulled - self._next_map - len(self._refused)
 
     def _handle_end(self, end: TaskEnd, done: list[Instruction]) -> None:
@@ -247,11 +242,9 @@ class MapReduceMachine:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no task runs or can start, and no item will arrive."""
         return self._is_exhausted and not self._waiting and not self._running and not len(self._groups)
 
     def _start_next_groups(self) -> None:
-        """Make the next groups; without any, set how the run ends."""
         if not self._completed_maps:
             self._failure = "all_maps" if self._pulled else "empty"
         elif self._final is not None:
@@ -261,7 +254,6 @@ class MapReduceMachine:
             self._failure = "" if len(self._groups) else "level"
 
     def _start(self, done: list[Instruction]) -> None:
-        """Fill the window: reduces first, then maps."""
         while len(self._groups) and len(self._running) < self._rules.window:
             self._start_reduce(self._groups.pop(), done)
         while self._next_map < self._pulled:

@@ -11,41 +11,32 @@ from ensemble_ray.schedule.instructions import Position, ReduceGroup
 
 _NUMBER_BITS = 40
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
-#: Instead of a recorded group: the record has none for the output, or the output goes to the final reduce.
+#: No recorded group, or the final reduce, instead of a group's number.
 _NO_GROUP = -1
 _FINAL_GROUP = -2
-#: Instead of a size: the output has not arrived, will never arrive, or is in a group of the record.
+#: The output has not arrived, will never arrive, or is in a recorded group: instead of a size.
 _PENDING = -1
 _LOST = -2
 _GROUPED = -3
 
 
 class Grouping(StrEnum):
-    """How outputs are combined."""
-
-    #: up to a budget of tokens
     BUDGET = "budget"
-    #: a fixed number of outputs
     CHUNK = "chunk"
-    #: not at all: maps only
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapReduceRules:
     grouping: Grouping
-    #: of a group: tokens (BUDGET) or outputs (CHUNK)
+    #: in tokens (BUDGET) or outputs (CHUNK)
     capacity: int = 0
-    #: reduce levels below the final one (BUDGET); None: no cap
+    #: below the final one (BUDGET); None: no cap
     max_levels: int | None = None
     is_pipelined: bool = False
-    #: pipelined only: groups follow the order of the items
     is_ordered: bool = False
-    #: most tasks in flight
     window: int
-    #: the first failed map ends the run; else the run continues without it
     fails_on_item: bool
-    #: the first failed reduce ends the run; else the run continues without it
     fails_on_reduce: bool
 
     def __post_init__(self) -> None:
@@ -71,12 +62,9 @@ def position_of(code: int) -> Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A reduce that may start."""
-
     level: int
     number: int
     inputs: tuple[Position, ...]
-    #: of all inputs together
     size: int
     is_final: bool
 
@@ -84,15 +72,13 @@ class Group:
 class Groups:
     """Makes groups, numbers them and queues them until their reduces start.
 
-    A recorded group is made again as soon as its inputs have arrived (S-MR-161). An input that fails this time is left
-    out. No output is in two groups. A ValueError: the recorded groups contradict each other.
-
-    A map-reduce may have many thousand groups with many thousand outputs. So a position is one integer, and flat arrays
-    store them: 8 bytes per queued input, 12 per recorded one.
+    A recorded group is made again as soon as its inputs have arrived, without inputs that fail this time (S-MR-161). There
+    may be thousands of groups with thousands of outputs, so flat arrays store positions as integers: 8 bytes per queued
+    input, 12 per recorded one.
     """
 
     def __init__(self, recorded: Iterable[ReduceGroup] = ()) -> None:
-        #: groups by level without the final one; recorded groups count from the start
+        #: without the final one; recorded groups count from the start
         self._group_counts: dict[int, int] = {}
         self._final: Group | None = None
         self._queue = _Queue()
@@ -102,11 +88,10 @@ class Groups:
         self._codes = array("q")
         self._missing = array("q")
         self._sizes = array("q")
-        #: by level: recorded group by number of the output
+        #: by level, then by number of the output
         self._owners: dict[int, array[int]] = {}
         self._recorded_final: ReduceGroup | None = None
         self._is_by_level = True
-        #: sizes of outputs for the recorded final reduce
         self._final_sizes: dict[int, int] = {}
         for group in recorded:
             self._add_recorded(group)
@@ -115,7 +100,6 @@ class Groups:
         return len(self._queue) + (self._final is not None)
 
     def group_count(self, level: int) -> int:
-        """Return the number of groups on a level, recorded ones included; their numbers start at 0."""
         return self._group_counts.get(level, 0)
 
     @property
@@ -128,19 +112,17 @@ class Groups:
         return self._is_by_level
 
     def recorded_inputs(self, level: int) -> Iterator[Position]:
-        """Yield the inputs of the recorded groups on a level, group by group."""
         for index, code in enumerate(self._codes):
             if position_of(code)[0] == level:
                 for member in self._members[self._starts[index] : self._starts[index + 1]]:
                     yield position_of(member)
 
     def recorded_items_from(self, number: int) -> Iterator[int]:
-        """Return the numbers of recorded items from this one on."""
         owners = self._owners.get(0, ())
         return (item for item in range(number, len(owners)) if owners[item] != _NO_GROUP)
 
     def place(self, level: int, number: int, size: int) -> bool:
-        """Put an output into its recorded group; return False if the record has none: the caller groups the output."""
+        """Put an output into its recorded group; return False if the record has none."""
         index = self._owner(level, number)
         if index == _NO_GROUP:
             return False
@@ -152,7 +134,7 @@ class Groups:
         return True
 
     def drop(self, level: int, number: int) -> Position | None:
-        """Remove an output that will never arrive; return the reduce that will never start because this was its last input."""
+        """Remove an output that will never arrive; return the reduce that has no input left."""
         index = self._owner(level, number)
         if index < 0:
             return None
@@ -236,12 +218,11 @@ class Groups:
 
 
 class _Queue:
-    """Groups first in, first out, in flat arrays. Popped groups are deleted when they outnumber the others."""
+    """Groups first in, first out. Popped groups are deleted when they outnumber the others."""
 
     def __init__(self) -> None:
         self._codes = array("q")
         self._sizes = array("q")
-        #: inputs of all groups, and their number per group
         self._inputs = array("q")
         self._counts = array("q")
         self._popped_groups = 0
@@ -279,8 +260,8 @@ class _Queue:
 def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """Pack items, largest first, each into the first bin with room, else into a new one (S-MR-70 to S-MR-73).
 
-    O(n log n): a tournament tree over the free space of the bins finds the first one that fits. A bin that is not open
-    yet has all of its space, so that the search ends there if no open bin fits. An item above the budget is alone.
+    O(n log n): a tournament tree over the free space of the bins, also of bins that are not open yet, finds the first one
+    that fits. An item above the budget is alone.
     """
     leaf_count = 1 << (len(sizes) - 1).bit_length() if sizes else 1
     # The node n has the children 2n and 2n + 1; the bin b is the leaf leaf_count + b.
@@ -308,7 +289,6 @@ def first_fit_decreasing(sizes: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def chunks(count: int, size: int) -> list[range]:
-    """Return positions 0 to count - 1 in groups of `size`; the last group may be smaller (S-MR-32)."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
@@ -319,8 +299,6 @@ def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
 
 
 class Grouper:
-    """Decides which outputs form a group, and passes these to `groups`."""
-
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
         self._groups = groups
         self._is_by_tokens = rules.grouping is Grouping.BUDGET
@@ -347,7 +325,6 @@ class Grouper:
         return self._max_levels is not None and level >= self._max_levels
 
     def _drop_recorded(self, level: int, number: int) -> None:
-        """Remove an output from its recorded group, and discard a reduce that has no other input."""
         dropped = self._groups.drop(level, number)
         if dropped is not None:
             self.discard(*dropped)
@@ -361,7 +338,7 @@ class LevelGrouper(Grouper):
         if not groups.is_by_level:
             raise ValueError("The recorded groups are of a pipelined run, this one goes level by level")
         self._level = 0
-        #: sizes of the current level, by number
+        #: of the current level
         self._sizes = array("q")
 
     def add(self, level: int, number: int, size: int) -> None:  # noqa: ARG002  all running tasks are of one level
@@ -383,7 +360,12 @@ class LevelGrouper(Grouper):
                 self._groups.drop(self._level, number)  # a reduce without inputs will be absent at the end of its level
         left = array("q", (number for number, size in enumerate(sizes) if size >= 0))
         total = sum(sizes[number] for number in left)
-        if not is_grouped and self._is_last(total, above):
+        final_level = self._groups.recorded_final_level
+        if final_level is not None:
+            is_last = above >= final_level
+        else:
+            is_last = total <= self._capacity or self._is_capped(self._level)
+        if not is_grouped and is_last:
             for number in left:
                 if self._groups.place(self._level, number, sizes[number]):
                     total -= sizes[number]
@@ -398,28 +380,23 @@ class LevelGrouper(Grouper):
             self._groups.make(codes, sum(sizes[left[index]] for index in bin_))
         self._level = above
 
-    def _is_last(self, total: int, above: int) -> bool:
-        if self._groups.recorded_final_level is not None:
-            return above >= self._groups.recorded_final_level
-        return total <= self._capacity or self._is_capped(self._level)
-
 
 class PoolGrouper(Grouper):
     """Groups in the order of arrival, with one pool per level.
 
-    So an output is reduced no more often than level by level (S-MR-111). A single pool would mix outputs that were reduced
-    ten times with new ones, and would be ten levels high if maps took ten times as long as reduces.
+    So an output is reduced no more often than level by level (S-MR-111). A single pool would be ten levels high if maps
+    took ten times as long as reduces.
     """
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
         super().__init__(rules, groups)
         self._pools: list[_Arrivals] = [_Arrivals()]
-        #: outputs of the highest level, which wait for the final reduce
+        #: of the highest level, for the final reduce
         self._resting = _Arrivals()
         self._arrived = 0
-        #: by level: how many tasks ended, with or without an output
+        #: number of ended tasks by level, with or without an output
         self._ended: dict[int, int] = {}
-        #: levels whose outputs moved up; the pools below are empty
+        #: levels whose outputs moved up
         self._closed = 0
         self._items = 0
         self._are_all = False
@@ -449,7 +426,6 @@ class PoolGrouper(Grouper):
         self._close_levels()
 
     def group_rest(self) -> None:
-        """Make the final group in the order of arrival."""
         pools = [*self._pools, self._resting]
         order = sorted(entry for each in pools for entry in zip(each.order, each.codes, strict=True))
         size = sum(each.size for each in pools)
@@ -470,16 +446,14 @@ class PoolGrouper(Grouper):
 
     def _close_levels(self) -> None:
         """Move the pools of complete levels up, as long as a level above has outputs or groups."""
-        while self._has_above(self._closed) and self._is_complete(self._closed):
-            index = self._closed
+        while self._is_complete(index := self._closed):
+            if not self._groups.group_count(index + 1) and not any(pool.codes for pool in self._pools[index + 1 :]):
+                return
             self._closed += 1
             if index < len(self._pools):
                 pool, self._pools[index] = self._pools[index], _Arrivals()
                 for code, size, order in zip(pool.codes, pool.sizes, pool.order, strict=True):
                     self._put(self._closed, code, size, order)
-
-    def _has_above(self, index: int) -> bool:
-        return self._groups.group_count(index + 1) > 0 or any(pool.codes for pool in self._pools[index + 1 :])
 
     def _is_complete(self, index: int) -> bool:
         """Whether no more outputs will enter this pool or one below."""
@@ -516,7 +490,6 @@ class OrderedGrouper(Grouper):
         self._advance(level)
 
     def group_rest(self) -> None:
-        """Make the final group of the level that forms one group."""
         codes = [code for sequence in self._levels for code in sequence.open]
         size = sum(sequence.open_size for sequence in self._levels)
         for sequence in self._levels:
@@ -532,8 +505,12 @@ class OrderedGrouper(Grouper):
         sequence = self._sequence(level)
         sizes = sequence.sizes
         while sequence.cursor < len(sizes) and sizes[sequence.cursor] != _PENDING:
-            if sizes[sequence.cursor] >= 0:
-                self._append(level, sequence.cursor, sizes[sequence.cursor])
+            if (size := sizes[sequence.cursor]) >= 0:
+                is_over = sequence.open_size + size > self._capacity
+                if is_over and sequence.open and not self._is_capped(level):
+                    self._close(sequence)
+                sequence.open.append(code_of(level, sequence.cursor))
+                sequence.open_size += size
             sequence.cursor += 1
         if self._is_complete(level):
             if sequence.is_split and sequence.open:  # else the whole level is one group, for the final reduce
@@ -541,21 +518,12 @@ class OrderedGrouper(Grouper):
             if self._groups.group_count(level + 1):
                 self._advance(level + 1)
 
-    def _append(self, level: int, number: int, size: int) -> None:
-        sequence = self._levels[level]
-        is_over = sequence.open_size + size > self._capacity
-        if is_over and sequence.open and not self._is_capped(level):
-            self._close(sequence)
-        sequence.open.append(code_of(level, number))
-        sequence.open_size += size
-
     def _close(self, sequence: _Sequence) -> None:
         self._groups.make(sequence.open, sequence.open_size)
         sequence.reopen()
         sequence.is_split = True
 
     def _is_complete(self, level: int) -> bool:
-        """Whether all outputs of the level have arrived or are lost."""
         if not level:
             return self._are_all and self._levels[0].cursor >= self._items
         below = self._is_complete(level - 1)
@@ -564,14 +532,10 @@ class OrderedGrouper(Grouper):
 
 @dataclass(slots=True, kw_only=True)
 class _Sequence:
-    """The outputs of a level in their order."""
-
     sizes: array[int] = field(default_factory=lambda: array("q"))
-    #: outputs before it are grouped, open or lost
     cursor: int = 0
     open: array[int] = field(default_factory=lambda: array("q"))
     open_size: int = 0
-    #: whether a part of it became a group
     is_split: bool
 
     def reopen(self) -> None:
@@ -581,8 +545,6 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Arrivals:
-    """Outputs with the number of their arrival."""
-
     codes: array[int] = field(default_factory=lambda: array("q"))
     order: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))

@@ -61,25 +61,21 @@ from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-#: The instance of the run's own machine.
 _ROOT = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Nested:
     machine: UnitMachine
-    #: instance of the unit above
     parent: str
-    #: open questions of the machine
     questions: set[Question] = field(default_factory=set[Question])
 
 
 class NestedSource:
     """Routes stimuli to the machines of a run and collects their instructions.
 
-    A machine sees only its own members; this class knows which member is a unit and which machine owns a task. A unit
-    gets a machine when it starts, and the machine above receives the unit's end like a task's. The cost of a stimulus
-    depends on the depth of the tree, not on the number of past iterations and steps.
+    A machine sees only its own members, and receives the end of a unit below like a task's. The cost of a stimulus depends
+    on the depth of the tree, not on the number of past iterations and steps.
     """
 
     def __init__(self, plan: Plan, make_machine: Callable[[Execution], UnitMachine]) -> None:
@@ -105,21 +101,14 @@ class NestedSource:
         )
         self._is_strict = plan.workflow != "parallel"
         self._cap = sys.maxsize if plan.max_parallel_tasks is None else plan.max_parallel_tasks
-        #: by instance of the unit
         self._machines: dict[str, _Nested] = {_ROOT: _Nested(make_machine(self._run), _ROOT)}
-        #: the unit of every open task
         self._owners: dict[str, str] = {}
-        #: tasks that wait for a slot, in order
         self._queued: dict[str, Start] = {}
-        #: started tasks, in order
         self._running: dict[str, Start] = {}
-        #: tasks that wait at gates, in order; they hold no slot, and their machines see them as running
+        #: tasks at gates hold no slot; their machines see them as running
         self._suspended: dict[str, Start] = {}
-        #: running tasks with a `Cancel`
         self._cancelling: set[str] = set()
-        #: the unit that asked each open question, in order
         self._questions: dict[Question, str] = {}
-        #: stimuli for machines, with the instance of the unit
         self._inbox: deque[tuple[str, UnitStimulus]] = deque()
         self._completed: int = 0
         self._results: list[UnitResult] = []
@@ -154,7 +143,7 @@ class NestedSource:
         return iter(())
 
     def results(self) -> tuple[UnitResult, ...]:
-        """The results of the ended units in the order of their ends, then those of the units that have begun."""
+        """The ended units in the order of their ends, then those that have begun."""
         return (*self._results, *(each for nested in self._machines.values() for each in nested.machine.results()))
 
     def failures(self) -> tuple[UnitFailure, ...]:
@@ -180,7 +169,7 @@ class NestedSource:
         return done
 
     def _route(self, stimulus: Stimulus) -> None:
-        """Put a stimulus into the inbox of its machine. Late stimuli and late answers are ignored."""
+        """Put a stimulus into the inbox of its machine. Late ones are ignored."""
         match stimulus:
             case Begun() | CancelRequested():
                 self._inbox.append((_ROOT, stimulus))
@@ -331,7 +320,6 @@ def make_machine(execution: Execution) -> UnitMachine:
 
 
 def _machine_over(members: Sequence[Member], execution: Execution, workflow: str) -> UnitMachine:
-    """Return the machine of a workflow over members. The nested source alone limits parallel tasks."""
     parent, changes = execution.instance, execution.changes
     if workflow == "parallel":
         strategy = execution.plan.error_strategy

@@ -1,4 +1,4 @@
-"""The machine of a run's phases: named groups of tasks in the order of a DAG, with reviews and retries."""
+"""The machine of a run's phases."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ class PhaseState(StrEnum):
 
 
 class PhaseEvent(StrEnum):
-    """The meaning of a stimulus for one phase."""
-
     PREDECESSORS_COMPLETED = "all predecessors completed"
     MEMBERS_COMPLETED = "its members completed, no review follows"
     REVIEW_FOLLOWS = "its members completed, its review follows"
@@ -103,7 +101,6 @@ PHASE_TRANSITIONS: dict[tuple[PhaseState, PhaseEvent], PhaseState] = {
     (_S.COMPLETED, _E.WITHDRAWN): _S.WAITING,
 }
 
-#: Status of a settled phase in the results; every other phase is running.
 _STATUS: dict[PhaseState, Literal["running", "completed", "failed", "skipped"]] = {
     _S.COMPLETED: "completed",
     _S.CUT_SHORT: "completed",
@@ -114,31 +111,24 @@ _STATUS: dict[PhaseState, Literal["running", "completed", "failed", "skipped"]] 
 
 @dataclass(slots=True)
 class ScheduledPhase:
-    """A phase of a run and its scheduling state."""
-
     unit: PhaseUnit
     state: PhaseState = PhaseState.WAITING
-    #: executions that began; the next one has this occurrence
     executions: int = 0
     #: 0-based, since its last start from the original tasks
     attempt: int = 0
-    #: of the current or the next execution
     changes: TaskChanges | None = None
     #: whether that execution is for a successor, and has no review (S-PHASE-89)
     is_rerun: bool = False
-    #: attempts of its predecessors that it sees (S-PHASE-36)
+    #: attempts of its predecessors (S-PHASE-36)
     seen: tuple[str, ...] = ()
-    #: the last accepted attempt; successors see it also while the phase runs again (S-PHASE-102)
+    #: successors see it also while the phase runs again (S-PHASE-102)
     accepted: str = ""
-    #: instances of its reviews, in order
     reviews: list[str] = field(default_factory=list[str])
-    #: how often successors sent it back
     reruns: int = 0
-    #: feedback of successors that sent it back; served one after the other (S-PHASE-101)
+    #: of successors that sent it back; served one after the other (S-PHASE-101)
     requests: deque[str] = field(default_factory=deque[str])
-    #: phases that sent it back; all of them wait for the last rerun
+    #: they wait for the last rerun
     requesters: list[ScheduledPhase] = field(default_factory=list["ScheduledPhase"])
-    #: how often its review sent back each predecessor
     sent_back: Counter[str] = field(default_factory=Counter[str])
     started_at: float = 0.0
     settled_at: float = 0.0
@@ -152,10 +142,8 @@ class ScheduledPhase:
 class PhasesMachine:
     """The scheduling state of a run's phases, in declared order.
 
-    A phase begins when the phases in its `after` are completed (S-PHASE-31). An attempt is one execution of the phase; its
-    own workflow orders the members. The review follows when all members have completed, and successors begin after
-    acceptance (S-PHASE-62, S-PHASE-65). A failed phase skips its successors; all other phases run to the end (S-PHASE-51,
-    S-PHASE-52).
+    An attempt is one execution of a phase (S-PHASE-31). The review follows when all members have completed, and successors
+    begin after acceptance (S-PHASE-62, S-PHASE-65). A failed phase skips its successors (S-PHASE-51, S-PHASE-52).
     """
 
     def __init__(self, units: Sequence[PhaseUnit], execution: Execution) -> None:
@@ -165,9 +153,8 @@ class PhasesMachine:
         for phase in self._phases.values():
             for key in dict.fromkeys(phase.unit.after):
                 self._successors[key].append(phase)
-        #: running attempts and reviews
+        #: attempts and reviews
         self._running: dict[str, ScheduledPhase] = {}
-        #: in the order in which they settled
         self._settled: dict[str, ScheduledPhase] = {}
         self._failures: list[UnitFailure] = []
         self._exit: ExitReason | None = None
@@ -209,7 +196,11 @@ class PhasesMachine:
         for stimulus in stimuli:
             if not self._is_ended:
                 self._handle_one(stimulus, done)
-                self._end_if_settled(done)
+                if len(self._settled) == len(self._phases):
+                    self._is_ended = True
+                    has_failed = any(phase.state is PhaseState.FAILED for phase in self._phases.values())
+                    usual = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=has_failed)
+                    done.append(replace(usual, units=self.results(), unit_failures=tuple(self._failures)))
         return done
 
     def _handle_one(self, stimulus: UnitStimulus, done: list[Instruction]) -> None:
@@ -282,7 +273,7 @@ class PhasesMachine:
                 assert_never(read.decision)
 
     def _send_back(self, phase: ScheduledPhase, feedback: str, done: list[Instruction]) -> PhaseEvent:
-        """Request another attempt of a phase, within its cap (S-PHASE-81)."""
+        """Request another attempt, within its cap (S-PHASE-81)."""
         limit = phase.unit.max_retries
         if phase.attempt >= limit:
             return _accept_anyway(phase, f"asked for another attempt after {limit} retries", done)
@@ -364,7 +355,7 @@ class PhasesMachine:
         self._begin_ready((phase,), at, done)
 
     def _complete(self, phase: ScheduledPhase, at: float, done: list[Instruction]) -> None:
-        """Commit an attempt: other phases see its outputs from now on, also under the phase's key."""
+        """Other phases see the outputs from now on, also under the phase's key."""
         scopes = self._execution.scopes
         own = scopes.own(phase.instance)
         parts = tuple(part for key in phase.unit.members for part in own.get(key, ()))
@@ -405,7 +396,6 @@ class PhasesMachine:
                     lost.append(phase)
 
     def _cancel(self, at: float, done: list[Instruction]) -> None:
-        """End the running attempts and reviews, and stop waiting for reflections."""
         if self._is_cancelled:
             return
         self._is_cancelled = True
@@ -433,19 +423,8 @@ class PhasesMachine:
                 open_keys += found[key].unit.after
         return list(found.values())
 
-    def _end_if_settled(self, done: list[Instruction]) -> None:
-        if len(self._settled) < len(self._phases):
-            return
-        self._is_ended = True
-        has_failed = any(phase.state is PhaseState.FAILED for phase in self._phases.values())
-        usual = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=has_failed)
-        done.append(replace(usual, units=self.results(), unit_failures=tuple(self._failures)))
-
     def _outputs_of(self, phase: ScheduledPhase) -> tuple[str, ...]:
-        """Return the outputs of its last attempt in the order of completion; for a loop, its path.
-
-        Loops that run, failed or were cut short come last: their own results list their outputs, if they had begun.
-        """
+        """Return the outputs of its last attempt in the order of completion. Loops that have not completed come last, by path."""
         members, units = phase.unit.members, self._execution.units
         keys = [key for key in self._execution.scopes.own(phase.instance) if key in members]
         if phase.state is not PhaseState.COMPLETED:

@@ -1,7 +1,6 @@
-"""Stimuli: the input of every scheduling machine. Each carries its time.
+"""Stimuli: the input of every scheduling machine.
 
-A stimulus names a task by its instance, a path of `key#occurrence`. Records use older names for the stimuli;
-`encode_stimulus` and `decode_stimulus` translate between the two.
+Records use older names for them; `encode_stimulus` and `decode_stimulus` translate.
 """
 
 from __future__ import annotations
@@ -24,19 +23,15 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """A task completed. The output itself is not part of the stimulus."""
-
     at: float
     instance: str
     duration_s: float = 0.0
-    #: -1: unknown
     total_tokens: int = -1
     tool_call_count: int = 0
-    #: of a manager: roles of the workers that succeeded
     delegated_roles: tuple[str, ...] = ()
-    #: tokens of the output, for grouping by tokens (S-MR-60); None: the user's estimator must count them
+    #: None: the user's estimator must count them (S-MR-60)
     output_tokens: int | None = 0
-    #: the answer, if the machine reads it, such as a phase's review
+    #: only if `Start.wants_text`
     text: str | None = None
 
 
@@ -46,25 +41,23 @@ class Failed:
     instance: str
     error_type: str = ""
     message: str = ""
-    #: the failure ends the run under every rule: user code raised, or a provider refuses every call (S-MR-106, S-MR-155)
+    #: user code raised, or a provider refuses every call (S-MR-106, S-MR-155)
     ends_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A task ended the run early: the task or its gate requested it (S-ENG-59), or the budget was too small (S-BUD-4)."""
+    """A task or its gate ended the run early (S-ENG-59), or the budget was too small (S-BUD-4)."""
 
     at: float
     instance: str
     reason: ExitReason = ExitReason.USER_EXIT_EARLY
-    #: the task has an output: the gate after it ended the run (S-REV-32)
+    #: true if the gate after the task ended the run (S-REV-32)
     has_output: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """A running task was stopped."""
-
     at: float
     instance: str
 
@@ -79,50 +72,43 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The run resumes: suspended tasks start again, since their gates may have decisions now."""
+    """Suspended tasks start again, since their gates may have decisions now."""
 
     at: float
-    #: tasks to start; None: all suspended ones, as when a process resumes the run, which the record stores as another fact
+    #: None: all, as when a process resumes the run; the record stores that as another fact
     instances: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsPulled:
-    """The answer to `PullItems`. It may hold fewer items than requested."""
-
-    #: refused items included
     count: int
-    #: the source of items is empty
     is_exhausted: bool
-    #: numbers of items without a task (S-MR-125); each counts as failed
+    #: items without a task (S-MR-125); each counts as failed
     refused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The answer to an `Evaluate`: items, a number of tokens, or a verdict. None: the user's code raised an error."""
+    """The answer to an `Evaluate`. None: user code raised an error."""
 
     at: float
     question: Question
     answer: ItemsPulled | int | bool | None
-    #: class and text of the error that the user's code raised
     error_type: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
-    """A user cancels the run."""
-
     at: float
 
 
 TaskEnd = Union[Completed, Failed, Exited, Cancelled]  # noqa: UP007  a name for the union, also at run time
-#: Stimuli for the machine of a unit. To it, a suspended task is still running.
+#: For the machine of a unit a suspended task is still running.
 UnitFact = Union[Begun, TaskEnd, Evaluated, CancelRequested]  # noqa: UP007  as above
 Stimulus = Union[UnitFact, Waiting, Continued]  # noqa: UP007  as above
 
-#: Name of each stimulus in a record, and the recorded fields beside time and task.
+#: Name of each stimulus in a record, and its fields beside time and task.
 _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Begun: ("RunStarted", ()),
     Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles", "text")),
@@ -134,20 +120,20 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Evaluated: ("Evaluated", ("answer", "error_type", "message")),
     CancelRequested: ("CancelRequested", ()),
 }
-#: The same for the questions of units. Answers to other questions are not recorded.
+#: Answers to other questions are not recorded.
 _QUESTIONS: Mapping[type[Question], tuple[str, tuple[str, ...]]] = {
     UntilHolds: ("until", ("unit", "iteration")),
     EdgeMatches: ("edge", ("unit", "step", "edge")),
     ResetMemory: ("memory", ("unit", "iteration")),
     ReflectOn: ("reflect", ("unit", "execution")),
 }
-#: Fields that are omitted from the record when they have these values.
+#: Values that are not recorded.
 _OMITTED: Mapping[str, object] = {"delegated_roles": (), "text": None, "has_output": False}
 _BY_NAME: Mapping[str, type[Stimulus]] = {name: stimulus_type for stimulus_type, (name, _) in _RECORDED.items()}
 
 
 def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
-    """Return the stimulus as a fact; `more` stimuli follow in the same group. A KeyError: this kind is not recorded."""
+    """Return the fact; `more` stimuli follow in the same group. A KeyError: this kind is not recorded."""
     name, names = _RECORDED[type(stimulus)]
     fields: dict[str, object] = {"at": stimulus.at}
     if (instance := getattr(stimulus, "instance", "")) != "":
@@ -165,7 +151,7 @@ def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
 
 
 def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
-    """Return the stimulus of a recorded fact; None if its type is unknown. A TypeError: a field is missing or unknown."""
+    """Return the stimulus; None if its type is unknown. A TypeError: a field is missing or unknown."""
     stimulus_type = _BY_NAME.get(fact.data.type)
     if stimulus_type is None:
         return None
@@ -173,14 +159,12 @@ def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
     if isinstance(key := fields.pop("key", None), str):
         fields["instance"] = fact.name if key_of(fact.name) == key else instance_of(key)
     if stimulus_type is Evaluated:
-        fields["question"] = _decode_question(fields)
+        name = fields.pop("question", None)
+        for question_type, (known, names) in _QUESTIONS.items():
+            if known == name:
+                found = {field: fields.pop(field) for field in names if field in fields}
+                fields["question"] = question_type(**found)  # type: ignore[arg-type]  # as below
+                break
+        else:
+            raise TypeError(f"there is no question '{name}'")
     return stimulus_type(**fields)  # type: ignore[arg-type]  # a missing or unknown field raises the TypeError
-
-
-def _decode_question(fields: dict[str, object]) -> Question:
-    name = fields.pop("question", None)
-    for question_type, (known, names) in _QUESTIONS.items():
-        if known == name:
-            found = {field: fields.pop(field) for field in names if field in fields}
-            return question_type(**found)  # type: ignore[arg-type]  # as above
-    raise TypeError(f"there is no question '{name}'")

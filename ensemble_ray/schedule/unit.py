@@ -21,10 +21,9 @@ _NO_OUTPUTS: Mapping[str, Parts] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The run around a unit is ending. Machines send it to each other; it is not recorded, since it follows from the record."""
+    """The run around a unit is ending. Machines send it to each other; it is not recorded."""
 
     at: float
-    #: None: a task or a unit failed
     exit_reason: ExitReason | None = None
 
 
@@ -34,47 +33,34 @@ UnitStimulus = Union[UnitFact, StopRequested]  # noqa: UP007  a name for the uni
 class HistoryEntry(NamedTuple):
     """An iteration or a step, as predicates and conditions see it."""
 
-    #: body names of an iteration, or the one name of a state
     names: tuple[str, ...]
-    #: of their outputs, in the same order
     instances: tuple[str, ...]
-    #: whether the instances form one output, as the iterations of a loop may (S-GRAPH-120)
+    #: whether the instances form one output (S-GRAPH-120)
     is_joined: bool = False
 
 
 class UnitMachine(Protocol):
-    """The machine of a unit, or of the whole run. It schedules its members, which are tasks or units.
+    """The machine of a unit, or of the whole run. Its members are tasks or units.
 
-    1. `Start` runs a member; exactly one `Completed`, `Failed`, `Exited` or `Cancelled` reports its end. Instances are
-       below the machine's own path, and no instance starts twice.
-    2. `Start.context` comes first in a task's context; the nested source appends the context of the plan's node. It puts
-       an output into the scope of the parent path before the machine receives `Completed`. `Start.changes` of a unit
-       go to the unit's machine; `prior` is then an earlier execution of the unit.
-    3. `Evaluate` asks a question; `Evaluated` answers it. The machine may also return `Skip`, `Cancel` of a member,
-       `Announce`, `Inform` and `Warn`.
-    4. The last instruction is one `End`: completed, failed, exited or cancelled. `End.units` holds the result, and
-       `End.unit_failures` the failures that no member caused.
-    5. After `CancelRequested` the machine cancels the running members and ends when all have ended. After `StopRequested`
-       it starts no more members and ends when the running ones have ended.
-    6. `is_stopping` is true once it starts no more members because one failed or exited. The nested source then stops the
-       units below and cancels the members that wait for a slot.
+    1. Exactly one `Completed`, `Failed`, `Exited` or `Cancelled` answers a `Start`. No instance starts twice.
+    2. `Start.context` comes first in a task's context; the nested source appends the context of the plan's node. It stores
+       an output before the machine receives `Completed`. `Start.changes` of a unit go to the unit's machine.
+    3. The last instruction is one `End`.
+    4. After `CancelRequested` the machine cancels the running members. After `StopRequested` it starts no more members.
+    5. Once `is_stopping` is true, the nested source stops the units below and cancels members that wait for a slot.
     """
 
     def handle(self, *stimuli: UnitStimulus) -> list[Instruction]: ...
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether it starts no more members, although it has not ended."""
-        ...
+    def is_stopping(self) -> bool: ...
 
     @property
     def history(self) -> Sequence[HistoryEntry]:
-        """The history that predicates see, oldest first; it only grows. Empty without predicates."""
+        """What predicates see, oldest first; it only grows."""
         ...
 
-    def results(self) -> Sequence[UnitResult]:
-        """Return the results of its unit or phases so far; empty before it begins, and for a plain workflow."""
-        ...
+    def results(self) -> Sequence[UnitResult]: ...
 
     def projection(self) -> Parts:
         """Return the outputs of the completed unit for a context entry."""
@@ -94,37 +80,31 @@ class Member(Protocol):
 
 
 class UnitMember(NamedTuple):
-    """A phase or a graph as a member."""
-
     key: str
     context: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """One execution of a unit: the arguments of its machine."""
+    """The arguments of a unit's machine."""
 
-    #: `loop:refine#0`, `phase:draft#1`, `graph:triage#3/loop:refine#0`; "": the run itself
+    #: such as `graph:triage#3/loop:refine#0`; "": the run itself
     instance: str
     plan: Plan
-    #: of the whole plan, by key
     units: Mapping[str, Unit]
-    #: tasks and units of the whole plan, by key
     members: Mapping[str, Member]
     scopes: Scopes
-    #: from the machine above; `prior` is an earlier execution of the same unit
+    #: `prior` is an earlier execution of the same unit
     changes: TaskChanges | None = None
 
 
 class Scopes:
-    """The outputs of a run by scope and key."""
-
     def __init__(self) -> None:
         self._scopes: dict[str, dict[str, Parts]] = {}
         self._outer: dict[str, tuple[str, ...]] = {}
 
     def put(self, scope: str, key: str, parts: Parts) -> None:
-        """Store the outputs of a key in a scope; the newest key is last."""
+        """Store the outputs of a key; the newest key is last."""
         outputs = self._scopes.setdefault(scope, {})
         outputs.pop(key, None)
         outputs[key] = parts
@@ -133,7 +113,7 @@ class Scopes:
         self._scopes.get(scope, {}).pop(key, None)
 
     def enclose(self, scope: str, outer: Sequence[str]) -> None:
-        """After the scope itself, search only these scopes: a phase sees the attempts that were accepted when it started (S-PHASE-36)."""
+        """After the scope itself, search only these: the attempts that were accepted when a phase started (S-PHASE-36)."""
         self._outer[scope] = tuple(outer)
 
     def drop(self, scope: str) -> None:
@@ -141,11 +121,11 @@ class Scopes:
         self._outer.pop(scope, None)
 
     def own(self, scope: str) -> Mapping[str, Parts]:
-        """Return the outputs of a scope itself by key, in the order of completion."""
+        """Return the outputs of the scope itself, in the order of completion."""
         return self._scopes.get(scope, _NO_OUTPUTS)
 
     def find(self, scope: str, key: str) -> Parts | None:
-        """Return the outputs of a context entry, from this scope outwards; None if it has no output yet."""
+        """Return the outputs of a context entry, from this scope outwards."""
         while True:
             if (parts := self.own(scope).get(key)) is not None:
                 return parts
@@ -160,7 +140,7 @@ class Scopes:
             scope = f"{before}/{name}" if mark and before else name if mark else before
 
     def last_output(self, instance: str) -> str:
-        """Return the instance of the last output of a completed task or unit; "" without an output."""
+        """Return the instance of the last output of a task or unit; "" without an output."""
         parts = self.own(scope_of(instance)).get(node_key(instance), ())
         return parts[-1].instances[-1] if parts and parts[-1].instances else ""
 
@@ -169,7 +149,7 @@ class Scopes:
 
 
 def scope_of(instance: str) -> str:
-    """Return the scope that an instance runs in: `loop:refine#2` for `loop:refine#2/writer#0`."""
+    """Return `loop:refine#2` for `loop:refine#2/writer#0`."""
     return instance.rpartition("/")[0]
 
 
@@ -189,10 +169,7 @@ def body_of(unit: str, task: str) -> str:
 
 
 def list_shown(unit: LoopUnit, iterations: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the instances of each output that a loop shows, in body order; several instances form one joined output.
-
-    `iterations` are the completed instances per iteration; the last one may be unfinished (S-LOOP-112).
-    """
+    """Return the instances of each output that a loop shows, in body order; several instances form one joined output."""
     # A review may end an iteration before its first output: then the iteration before it is the last.
     last = next((each for each in reversed(iterations) if each), ())
     match unit.output_mode:

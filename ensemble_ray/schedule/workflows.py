@@ -19,11 +19,8 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 class SequentialMachine(Machine):
     """Runs members one after the other, in list order (S-ENG-10). The first failure stops the run (S-ENG-13)."""
 
-    def _begin(self, at: float) -> None:
-        self._advance(at)
-
     def _after_completion(self, instance: str, at: float) -> None:  # noqa: ARG002  list order decides
-        self._advance(at)
+        self._begin(at)
 
     def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
         self._abandon(TaskState.SKIPPED, f"task '{key_of(instance)}' failed", at, done)
@@ -34,7 +31,7 @@ class SequentialMachine(Machine):
     def _followers(self, instance: str) -> Iterator[str]:  # noqa: ARG002  as above
         return (self._instance(each.key) for each in islice(self._members, len(self._completed) + 1, None))
 
-    def _advance(self, at: float) -> None:
+    def _begin(self, at: float) -> None:
         position = len(self._completed)
         if position < len(self._members):
             instance = self._instance(self._members[position].key)
@@ -43,8 +40,6 @@ class SequentialMachine(Machine):
 
 
 class ParallelMachine(Machine):
-    """Runs members as soon as their context is complete; `max_parallel` is None if this machine has no cap."""
-
     def __init__(
         self,
         members: Sequence[Member],
@@ -57,7 +52,6 @@ class ParallelMachine(Machine):
         super().__init__(members, parent=parent, changes=changes)
         self._is_fail_fast = error_strategy == "fail_fast"
         self._cap = max_parallel
-        #: number of open dependencies; members without any are absent
         self._waits_for: dict[str, int] = {}
         self._dependents: dict[str, list[str]] = {}
         own = dict(zip((each.key for each in members), self._states, strict=True))
