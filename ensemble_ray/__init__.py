@@ -1,14 +1,14 @@
 """ensemble_ray: teams of LLM agents as actors on Ray. Users import only from this package.
 
-Names are imported on first use, so that neither Ray nor a model's SDK is loaded before the first run that needs it.
-`_EXPORTS` lists all names; `python -m tests.architecture.face` generates `__init__.pyi` from it for type checkers.
+Names are imported on first use, so that Ray and models' SDKs are loaded only when a run needs them.
+`_EXPORTS` lists all names; `python -m tests.architecture.face` generates `__init__.pyi` from it.
 """
 
 import importlib
 import sys
 from importlib.machinery import ModuleSpec
 
-#: Public names by module. The modules in `MODULES` document the names that a first-time reader does not need.
+#: Public names by module.
 _EXPORTS = {
     "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",
@@ -116,7 +116,6 @@ _EXPORTS = {
 #: Modules that are attributes of the package without an import statement.
 MODULES = ("errors", "events", "tools")
 
-#: Module of each public name.
 MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 _names = [name for names in _EXPORTS.values() for name in names.split()]

@@ -14,7 +14,7 @@ from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_opt
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 
-# What plans and runs need is imported with the first of them.
+# Imported with the first plan or run.
 if TYPE_CHECKING:
     from ensemble_ray.events import Event
     from ensemble_ray.plan.plan import Plan
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Run")
 Update = TypeVar("Update")
 
-#: Time that Ctrl-C waits for a run to release its resources, s.
-RELEASE_S = 10.0
+RELEASE_S = 10.0  # Ctrl-C waits this long for a run to release its resources
 
 
 class Startable(Generic[R]):
@@ -112,7 +111,7 @@ class Startable(Generic[R]):
             options: As in `run`.
             is_watched: Whether the caller reads events or results of the handle.
             has_event_readers: Whether the caller reads `events()`.
-            resumption: State of a run that is already in the record; None: a new run.
+            resumption: State of a recorded run; None: a new run.
         """
         from ensemble_ray.runtime import connect
 
@@ -128,7 +127,7 @@ class Startable(Generic[R]):
     def _prepare(
         self, inputs: Mapping[str, object] | None, options: RunOptions | None, *, keeps_items: bool
     ) -> Callable[..., R]:
-        """Return a handle of a run, without the arguments that all kinds of ensembles have in common."""
+        """Return a function that makes the handle from the other arguments of `begin`."""
         raise NotImplementedError
 
 
@@ -153,7 +152,7 @@ class Ensemble(EnsembleDefinition, Startable["Run"]):
                 yield each
 
     def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
-        """Return the tasks of a run and their order, without running a task.
+        """Return the tasks of a run and their order, without running one.
 
         Raises:
             ValidationError, PromptTemplateError: as `run`.
@@ -221,7 +220,7 @@ def build_question(
 
 
 def join(begun: Run) -> EnsembleOutput:
-    """Wait in this thread. On Ctrl-C, end the run before the interrupt is raised (S-SET-27)."""
+    """Wait in this thread. On Ctrl-C, end the run first (S-SET-27)."""
     try:
         return begun.result()
     except IllegalStateError:
@@ -234,7 +233,7 @@ def join(begun: Run) -> EnsembleOutput:
 
 
 async def join_run(begun: Run) -> EnsembleOutput:
-    """Wait on this event loop. On cancellation, end the run before the cancellation is raised."""
+    """Wait on this event loop. On cancellation, end the run first."""
     try:
         return await begun.aresult()
     except asyncio.CancelledError:

@@ -1,7 +1,4 @@
-"""Ports of the core, except `Runtime` (in `runs.ports`, since it uses plans).
-
-Adapters do not inherit from a port. Each port has one contract suite for all its adapters.
-"""
+"""Ports of the core, except `Runtime` (in `runs.ports`). Adapters do not inherit from a port."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.trace import ExecutionTraceExporter
     from ensemble_ray.values.value import RateLimit
 
-    #: Output of a runner: the whole answer, or pieces of text as they arrive and then, optionally, a `TaskAnswer`.
+    #: A whole answer, or pieces of text and then, optionally, a `TaskAnswer`.
     RunnerOutput: TypeAlias = str | TaskAnswer | AsyncIterator[str | TaskAnswer]
 
 
@@ -63,27 +60,24 @@ class StreamingChatModel(Protocol):
 
 @runtime_checkable
 class StructuredChatModel(Protocol):
-    """A model with an endpoint that can enforce a JSON schema; a synchronous method is accepted too."""
+    """A model whose endpoint can enforce a JSON schema; a synchronous method is accepted too."""
 
     def chat_structured(
         self, messages: Sequence[ChatMessage], schema: JsonSchema
     ) -> ChatResponse | Awaitable[ChatResponse]:
-        """Answer the conversation in that form, which it also requests in words.
-
-        If the endpoint cannot enforce the form, answer like `chat` without tools: the caller corrects the answer.
-        """
+        """Answer in that form, or, if the endpoint cannot enforce it, like `chat` without tools."""
         ...
 
 
 @runtime_checkable
 class RunsTask(Protocol):
-    """Does the tasks of an agent, such as an agent of another framework; a synchronous `run` is accepted too.
+    """Does the tasks of an agent, such as one of another framework; a synchronous `run` is accepted too.
 
     An attribute `effect`, as of a tool, says whether a task may run again after a crash. The default is `once`.
     """
 
     def run(self, request: TaskRequest) -> RunnerOutput | Awaitable[RunnerOutput]:
-        """Do the task. An exception fails the task. If the run is cancelled, this call is cancelled too."""
+        """Do the task; an exception fails it. If the run is cancelled, this call is cancelled too."""
         ...
 
 
@@ -95,11 +89,11 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait for that many seconds of this clock."""
+        """Wait on this clock."""
 
 
 class EventSink(Protocol):
-    """Receives events in the order in which they happened. It never blocks, and never raises because of a listener."""
+    """Receives events in their order. It never blocks, and never raises because of a listener."""
 
     def wants(self, event_type: type[Event]) -> bool:
         """Return whether a listener exists for that type; other events are not created."""
@@ -119,28 +113,24 @@ class RunEventSink(EventSink, Protocol):
 class Persistence(IntEnum):
     """How safe a fact must be before `append` returns; later values include the earlier ones."""
 
-    #: in this process's queue, in order
-    QUEUED = 0
-    #: the same, and its commit begins within milliseconds
-    SOON = 1
-    #: committed: it survives the death of every process
-    COMMITTED = 2
-    #: on disk: it also survives a loss of power
-    SYNCED = 3
+    QUEUED = 0  # in this process's queue
+    SOON = 1  # its commit begins within milliseconds
+    COMMITTED = 2  # it survives the death of every process
+    SYNCED = 3  # on disk: it survives a loss of power
 
 
 class Journal(Protocol):
     """One run's append-only list of facts, for one writer."""
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED) -> None:
-        """Add facts in order. Return when they and all earlier facts have the requested persistence.
+        """Add facts in order; return when they and all earlier facts have that persistence.
 
-        Cancelling the caller does not remove the facts. A buffered journal (durability `run`) and a journal in memory
-        return immediately.
+        Cancelling the caller does not remove the facts. A buffered journal (durability `run`) and one in memory return
+        immediately.
 
         Raises:
-            StaleEpochError: a newer epoch exists; the writer must stop before its next effect. Facts that were not
-                waited for may be refused later: then the next `append` for that instance raises.
+            StaleEpochError: a newer epoch exists; the writer must stop before its next effect. If facts that were not
+                waited for are refused, the next `append` for that instance raises.
             RecordError: the store refused the facts.
         """
 
@@ -149,17 +139,17 @@ class Journal(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Return when all facts so far are committed. A RecordError: the store refused them."""
+        """Return when all facts are committed. A RecordError: the store refused them."""
 
     async def close(self) -> None:
-        """Flush, and release the resources of the writer."""
+        """Flush, and release resources."""
 
 
 class DriverServices(Protocol):
     """Services of the process that started the run. Requests and answers are data."""
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
-        """Send a request to the driver's service of that name, and return its answer.
+        """Return the answer of the driver's service of that name.
 
         Raises:
             IllegalStateError: the driver is gone or has no such service.
@@ -167,11 +157,11 @@ class DriverServices(Protocol):
         ...
 
     def notify(self, name: str, payload: Mapping[str, object]) -> None:
-        """Notify the driver's service of that name, in order and without an answer."""
+        """Send a request without an answer, in order."""
 
 
 class Reviewer(Protocol):
-    """Requests decisions at the review gates of a run, in the process that started it (S-REV-49)."""
+    """Requests decisions at review gates, in the process that started the run (S-REV-49)."""
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
         """Return the decision and its author. The gates of one run are handled one after the other.
@@ -187,16 +177,14 @@ class Limiter(Protocol):
     """Shared permits: all processes use one bucket per id (S-SET-36)."""
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire one permit; callers wait in order. A RateLimitTimeoutError: no permit was free in time."""
+        """Acquire one permit, in order. A RateLimitTimeoutError: none was free in time."""
 
 
 class SpendingAccount(Protocol):
-    """Budget of one run: one account for all its requests, in all processes (S-BUD-8)."""
+    """The budget of one run, for its requests in all processes (S-BUD-8)."""
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request with that estimate may be sent, and return its claim; callers wait in order.
-
-        A cancelled call reserves no budget.
+        """Wait, in order, until a request may be sent, and return its claim.
 
         Raises:
             BudgetExhaustedError: neither this request nor any other can be sent.
@@ -204,7 +192,7 @@ class SpendingAccount(Protocol):
         ...
 
     def charge(self, claim: str, spent: Amount = ...) -> None:
-        """Charge the cost of a finished request, by default zero; never blocks."""
+        """Charge the cost of a finished request; never block."""
 
     async def settle(self) -> None:
         """Return after all charges of this process have reached the account."""
@@ -219,10 +207,10 @@ class CpuPool(Protocol):
     async def run(
         self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
     ) -> object:
-        """Call a cloudpickled function with keyword arguments in another process, and return its result.
+        """Call a cloudpickled function with keyword arguments, and return its result.
 
-        The timeout starts when a processor is free for the call; a cancelled call frees its processor. An exception of the
-        function is raised here unchanged. If the process dies, the call is repeated only with `may_repeat`.
+        The timeout starts when a processor is free; a cancelled call frees it. An exception of the function is raised
+        here unchanged. If the process dies, the call is repeated only with `may_repeat`.
 
         Raises:
             CannotTravelError: function or arguments cannot be loaded there (`tools/cpu.py`).
@@ -282,7 +270,7 @@ class EmbeddingStore(Protocol):
         min_score: float = 0.0,
         filter: Mapping[str, str] | None = None,  # noqa: A002  the name of the port
     ) -> Sequence[EmbeddingMatch]:
-        """Return the nearest texts, nearest first, with a score of at least `min_score` and the metadata of `filter`."""
+        """Return the nearest texts first, with a score of at least `min_score` and the metadata of `filter`."""
         ...
 
 
@@ -294,7 +282,7 @@ class LongTermMemory(Protocol):
         """Store an entry."""
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return entries that match the query, most relevant first."""
+        """Return matching entries, most relevant first."""
         ...
 
 
@@ -310,7 +298,7 @@ class EntityMemory(Protocol):
         ...
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, in the order of the first `put` of each name."""
+        """Return facts by name, in the order of the first `put` of each name."""
         ...
 
     def is_empty(self) -> bool:
@@ -335,14 +323,14 @@ class MemoryOperationListener(Protocol):
 
 
 class RunMemory(Protocol):
-    """The memory of one run, for tasks in any process (S-MEM-69)."""
+    """The memory of one run, for tasks in any process (S-MEM-69). It raises exceptions of a store unchanged."""
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
-        """Return the memory for a task's prompt. Exceptions of a store are raised unchanged."""
+        """Return the memory for a task's prompt."""
         ...
 
     async def remember(self, note: MemoryNote) -> RememberedNote:
-        """Store the note of a completed task, once. Exceptions of a store are raised unchanged."""
+        """Store the note of a completed task, once."""
         ...
 
 
@@ -360,19 +348,18 @@ class ReflectionStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Shared services of a process, available to user-level objects by `services()`."""
+    """Shared services of a process, which user-level objects get from `services()`."""
 
     limiter: Limiter
     cpu: CpuPool
-    #: None in the driver's process
-    driver: DriverServices | None = None
+    driver: DriverServices | None = None  # None in the driver's process
 
 
 SERVICES: ContextVar[Services] = ContextVar("ensemble_ray_services")
 
 
 def services() -> Services | None:
-    """Return the services of the current context; None outside a run."""
+    """Return the current services; None outside a run."""
     return SERVICES.get(None)
 
 
@@ -385,10 +372,8 @@ def use_services(chosen: Services) -> AbstractContextManager[None]:
 class JobEnd:
     """End of a job."""
 
-    #: None: it never ran, or was killed
-    exit_code: int | None
+    exit_code: int | None  # None: it never ran, or was killed
     is_stopped: bool
-    #: text of the cluster
     message: str
 
 
@@ -415,7 +400,7 @@ class Jobs(Protocol):
         Args:
             entrypoint: Shell command.
             job_id: The job's name.
-            working_dir: Directory to upload, without files that match `.gitignore` or `.rayignore`.
+            working_dir: Directory to upload, except what `.gitignore` or `.rayignore` match.
             pip: Requirements to install on the nodes.
             env: Environment variables of the program and its workers.
             metadata: Stored with the job.
@@ -433,7 +418,7 @@ class Jobs(Protocol):
         ...
 
     def stop(self, job_id: str) -> None:
-        """Stop a job: its program receives the signal of `kill` and has time to clean up.
+        """Send the job's program the signal of `kill`; it has time to clean up.
 
         Raises:
             EnsembleError: the server refuses, or does not respond.
@@ -445,12 +430,9 @@ class DashboardRun:
     """A run for a dashboard, and the location of its record."""
 
     run_id: str
-    #: whether it has a record
     is_recorded: bool = False
-    #: directory of the records
-    home: str = ""
-    #: a database in place of files
-    url: str = ""
+    home: str = ""  # directory of the records
+    url: str = ""  # a database in place of files
 
 
 @runtime_checkable
@@ -473,7 +455,7 @@ class Dashboard(Protocol):
         ...
 
     def enter_run(self, run: DashboardRun) -> None:
-        """Register the start of a run, and start serving if necessary (S-WEB-11).
+        """Register the start of a run; start serving if necessary (S-WEB-11).
 
         Raises:
             EnsembleError: the dashboard cannot serve.

@@ -1,4 +1,4 @@
-"""The connection between the core and its actors: `ray_runtime_class` contains the only import of `actors`."""
+"""The choice of a runtime; `ray_runtime_class` contains the core's only import of `actors`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
 
 
 def ray_runtime_class() -> type[RayRuntime]:
-    """Return the runtime on Ray, and import Ray only now."""
+    """Import Ray, and return its runtime."""
     from ensemble_ray.actors.driver.runtime import RayRuntime
 
     return RayRuntime

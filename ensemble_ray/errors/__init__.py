@@ -2,34 +2,34 @@
 
 Exception
 ├─ EnsembleError                     all errors that `run()` raises by contract
-│  ├─ ValidationError (ValueError)   invalid configuration, found before any model call
-│  ├─ TaskExecutionError             a task failed; carries what was completed
-│  │  └─ OutputParsingError          no answer had the declared type
-│  ├─ ParallelExecutionError         continue_on_error, and some tasks failed
-│  ├─ ConstraintViolationError       a hierarchical constraint was not met
-│  ├─ AgentExecutionError            model, handler or tool batch failed
-│  │  └─ ManagerStalledError         a manager's turns made no progress
-│  ├─ MaxIterationsExceededError     the agent kept calling tools
-│  ├─ ToolExecutionError             tool infrastructure; logged, `run()` never raises it
-│  ├─ PromptTemplateError            inputs are missing
-│  ├─ GuardrailViolationError        a guardrail rejected an input or an output
-│  ├─ RateLimitTimeoutError          no permit within the timeout
-│  ├─ RateLimitInterruptedError      waiting for a permit was interrupted
-│  ├─ RunExistsError                 another run with this id is running
-│  ├─ RecordError                    the run's record cannot be written or read
-│  ├─ MaxLoopIterationsExceededError a loop did not converge, and its cap raises
-│  ├─ GraphNoEdgeMatchedError        no edge of a graph's state matched
-│  ├─ MaxGraphStepsExceededError     a graph did not reach its end, and its cap raises
-│  ├─ StaleEpochError                a newer writer does this work; the writer must stop
-│  ├─ ReviewTimeoutError             a gate with on_timeout=fail had no decision in time
-│  ├─ ReviewDecidedError             a gate has a decision, or its timeout has passed
-│  ├─ UnknownOutcomeError            a tool call began before a crash; its outcome is unknown
-│  └─ CircuitOpenError               an endpoint keeps failing; the circuit breaker blocks calls
-├─ IllegalStateError (RuntimeError)  the object has the wrong state for this call
-│  └─ ToolConfigurationError         the configuration of a tool is invalid
-├─ TryAgain                          control flow: a tool or guardrail asks the model to try again
-└─ ExitEarlyError                    control flow: end the run, keep the outputs so far
-   └─ BudgetExhaustedError           the budget is used up; `run()` never raises it
+│  ├─ ValidationError (ValueError)
+│  ├─ TaskExecutionError
+│  │  └─ OutputParsingError
+│  ├─ ParallelExecutionError
+│  ├─ ConstraintViolationError
+│  ├─ AgentExecutionError
+│  │  └─ ManagerStalledError
+│  ├─ MaxIterationsExceededError
+│  ├─ ToolExecutionError
+│  ├─ PromptTemplateError
+│  ├─ GuardrailViolationError
+│  ├─ RateLimitTimeoutError
+│  ├─ RateLimitInterruptedError
+│  ├─ RunExistsError
+│  ├─ RecordError
+│  ├─ MaxLoopIterationsExceededError
+│  ├─ GraphNoEdgeMatchedError
+│  ├─ MaxGraphStepsExceededError
+│  ├─ StaleEpochError
+│  ├─ ReviewTimeoutError
+│  ├─ ReviewDecidedError
+│  ├─ UnknownOutcomeError
+│  └─ CircuitOpenError
+├─ IllegalStateError (RuntimeError)
+│  └─ ToolConfigurationError
+├─ TryAgain                          control flow
+└─ ExitEarlyError                    control flow
+   └─ BudgetExhaustedError
 
 Every class crosses processes with its text, fields and chain of causes (S-ERR-33). A stand-in with the same class name
 and text replaces a cause that cannot be pickled (S-ERR-31).
@@ -52,38 +52,14 @@ if TYPE_CHECKING:
     from ensemble_ray.values.value import RateLimit
 
 __all__ = [
-    "AgentExecutionError",
-    "BudgetExhaustedError",
-    "CircuitOpenError",
-    "ConstraintViolationError",
-    "EnsembleError",
-    "ExitEarlyError",
-    "GraphNoEdgeMatchedError",
-    "GuardrailViolationError",
-    "IllegalStateError",
-    "ManagerStalledError",
-    "MaxGraphStepsExceededError",
-    "MaxIterationsExceededError",
-    "MaxLoopIterationsExceededError",
-    "OutputParsingError",
-    "ParallelExecutionError",
-    "PromptTemplateError",
-    "RateLimitInterruptedError",
-    "RateLimitTimeoutError",
-    "RecordError",
-    "ReviewDecidedError",
-    "ReviewTimeoutError",
-    "RunExistsError",
-    "StaleEpochError",
-    "TaskExecutionError",
-    "ToolConfigurationError",
-    "ToolExecutionError",
-    "TryAgain",
-    "UnknownOutcomeError",
-    "ValidationError",
-    "message_of",
-    "portable",
-]
+    "AgentExecutionError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
+    "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
+    "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
+    "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
+    "RecordError", "ReviewDecidedError", "ReviewTimeoutError", "RunExistsError", "StaleEpochError",
+    "TaskExecutionError", "ToolConfigurationError", "ToolExecutionError", "TryAgain", "UnknownOutcomeError",
+    "ValidationError", "message_of", "portable",
+]  # fmt: skip
 
 
 class EnsembleError(PicklableError):
@@ -98,12 +74,11 @@ class EnsembleError(PicklableError):
     run_id: str | None = None
 
 
-#: Most characters of an output in a message (S-GRAPH-45).
-_LONGEST_PREVIEW = 200
+_LONGEST_PREVIEW = 200  # S-GRAPH-45
 
 
 class MaxLoopIterationsExceededError(EnsembleError):
-    """A loop reached its cap, and the cap raises an error. Unrelated to the cap of an agent's tool loop."""
+    """A loop did not converge, and its cap raises an error. Unrelated to the cap of an agent's tool loop."""
 
     def __init__(self, loop_name: str, max_iterations: int, completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
         super().__init__(f"Loop '{loop_name}' did not converge after {max_iterations} iterations")
@@ -113,12 +88,7 @@ class MaxLoopIterationsExceededError(EnsembleError):
 
 
 class GraphNoEdgeMatchedError(EnsembleError):
-    """No edge of a graph's state matched its output.
-
-    Attributes:
-        output_preview: The full text of the state's output.
-        candidate_edges: The tried edges, in declared order.
-    """
+    """No edge of a graph's state matched its output; `output_preview` is the full text."""
 
     def __init__(
         self,
@@ -146,11 +116,7 @@ class MaxGraphStepsExceededError(EnsembleError):
     """A graph reached its cap on steps before its end, and the cap raises an error."""
 
     def __init__(
-        self,
-        graph_name: str,
-        max_steps: int,
-        last_state: str,
-        completed_task_outputs: Sequence[TaskOutput] = (),
+        self, graph_name: str, max_steps: int, last_state: str, completed_task_outputs: Sequence[TaskOutput] = ()
     ) -> None:
         super().__init__(
             f"Graph '{graph_name}' did not reach a terminal state after {max_steps} step(s). "
@@ -163,11 +129,11 @@ class MaxGraphStepsExceededError(EnsembleError):
 
 
 class ValidationError(EnsembleError, ValueError):
-    """The configuration is invalid; found at construction or at the start of a run. Unrelated to pydantic's error."""
+    """Invalid configuration, found at construction or at the start of a run. Unrelated to pydantic's error."""
 
 
 class PromptTemplateError(EnsembleError):
-    """A template has variables without a value: all of them, and the full template."""
+    """A template has variables without a value; `template` is its full text."""
 
     def __init__(self, message: str, missing_variables: Sequence[str] = (), template: str = "") -> None:
         super().__init__(message)
@@ -261,8 +227,7 @@ class ConstraintViolationError(EnsembleError):
 class AgentExecutionError(EnsembleError):
     """The model, the handler, the tool batch or the agent's process failed."""
 
-    #: whether a guardrail failed; its model is no model of the run (S-MR-155)
-    is_of_callable = False
+    is_of_callable = False  # a guardrail failed; its model is no model of the run (S-MR-155)
 
     def __init__(self, message: str, agent_role: str = "", task_description: str = "") -> None:
         super().__init__(message)
@@ -271,12 +236,7 @@ class AgentExecutionError(EnsembleError):
 
 
 class ManagerStalledError(AgentExecutionError):
-    """A manager made no progress in too many turns; the run's error has the outputs of its workers.
-
-    Attributes:
-        turns: How many turns in a row.
-        last_results: Tool results of the last turns, the newest last.
-    """
+    """A manager made no progress in too many turns in a row; `last_results` are its last tool results."""
 
     def __init__(self, turns: int, last_results: Sequence[str] = (), task_description: str = "") -> None:
         last = f" Its last tool result: {brief(last_results[-1])}" if last_results else ""
@@ -352,7 +312,7 @@ class RunExistsError(EnsembleError):
 
 
 class RecordError(EnsembleError):
-    """The record of a run cannot be written or read: a full disk, a directory without rights, a damaged file."""
+    """The record of a run cannot be written or read, because of a full disk, missing rights or a damaged file."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -360,7 +320,7 @@ class RecordError(EnsembleError):
 
 
 class StaleEpochError(EnsembleError):
-    """A newer writer does this work; the rejected writer must stop before its next effect."""
+    """A newer writer does this work; the writer must stop before its next effect."""
 
     def __init__(self, run: str, name: str, epoch: int, newest: int) -> None:
         super().__init__(f"Run '{run}' was taken over: '{name}' is written by epoch {newest}, epoch {epoch} must stop")
@@ -395,12 +355,8 @@ class ReviewDecidedError(EnsembleError):
     """A review gate has a decision already, or its timeout has passed.
 
     Attributes:
-        run_id: The run.
-        gate_id: Id of the gate.
         verdict: The decision: `approve`, `edit` or `exit`; after a timeout, the gate's `on_timeout`.
         by: Name of the reviewer; `(timeout)` after a timeout.
-        decided_at: Time of the decision.
-        comment: Comment on the decision.
     """
 
     def __init__(  # noqa: PLR0917  its arguments travel by position

@@ -1,7 +1,4 @@
-"""Read the error bodies of providers, and describe failures of TLS.
-
-No function here fails because of the content of a body.
-"""
+"""Reads error bodies of providers, and describes failures of TLS. It accepts any content of a body."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from itertools import islice
 from math import isfinite
 from typing import cast
 
-#: HTTP statuses of error codes; the codes are in lower case.
+CLIENT_ERROR, SERVER_ERROR = 400, 500  # first statuses of HTTP's classes
 _STATUS_OF_CODE = {
     **dict.fromkeys(("invalid_request_error", "invalid_argument", "context_length_exceeded"), 400),
     **dict.fromkeys(("invalid_api_key", "authentication_error", "unauthenticated", "unauthorized"), 401),
@@ -40,36 +37,32 @@ _OUT_OF_CREDIT = re.compile(
     r"|exceeded your current quota, please check your plan|billing (?:hard )?limit has been reached"
     r"|reached (?:your|its) (?:monthly )?spending limit"
 )
-#: Parts of other error codes: their messages may quote the prompt, or name another limit.
+#: Messages of these other codes may quote the prompt, or name another limit.
 _OTHER_CAUSE = re.compile(r"policy|policies|filter|safety|moderation|flagged|prompt|context_length|rate_limit")
 _BAD_GENERATION_CODES = frozenset({"tool_use_failed", "json_validate_failed", "output_parse_failed"})
-#: Messages of endpoints about an unreadable tool call of the model.
+#: An endpoint could not read a tool call of the model.
 _BAD_GENERATION = re.compile(
     r"failed to parse tool call|failed to call a function|tool call validation failed|tool_use_failed|json_validate_failed"
 )
 #: `try again in 6m0.5s`, `retry after 26 seconds`
 _DELAY = re.compile(r"(?:try again|retry) (?:in|after):? ((?:\d{1,9}(?:\.\d{1,9})? ?[a-z]{1,12}[ ,]{0,2}){1,4})")
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([a-z]{1,12})")
-#: Seconds by unit, or by its first three letters.
+#: By unit, or by its first three letters.
 _UNITS_S = {
     "ms": 0.001, "mil": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hou": 3600.0,
     "d": 86_400.0, "day": 86_400.0,
 }  # fmt: skip
-#: Members with a delay, and its unit in seconds.
+#: Members with a delay, and the unit in seconds.
 _DELAYS_S = {
     "retry_after": 1.0, "retryafter": 1.0, "retry_after_seconds": 1.0, "retrydelay": 1.0, "retry_after_ms": 0.001,
 }  # fmt: skip
-#: Members with the status as a number; OpenRouter and Google use the first.
-_STATUS_MEMBERS = ("code", "status", "status_code", "http_status")
-#: Members with the error itself, or with the error of the provider behind a gateway.
+_STATUS_MEMBERS = ("code", "status", "status_code", "http_status")  # OpenRouter and Google use the first
+#: Members with the error, of a provider behind a gateway, too.
 _INNER_MEMBERS = ("error", "errors", "metadata", "raw", "message", "detail", "details", "innererror")
 _MESSAGE_MEMBERS = ("message", "detail", "msg", "error", "raw", "error_description")
 _PAYMENT_REQUIRED = 402
-#: Statuses of errors that may report a lack of credit; other messages may quote the prompt.
-_MAYBE_OUT_OF_CREDIT = frozenset({None, 400, 402, 403, 429})
-#: llama.cpp answers 500, others 400 or 422.
-_MAYBE_BAD_GENERATION = frozenset({None, 400, 422, 500})
-#: Most objects to read in a body, and their deepest nesting.
+_MAYBE_OUT_OF_CREDIT = frozenset({None, 400, 402, 403, 429})  # other messages may quote the prompt
+_MAYBE_BAD_GENERATION = frozenset({None, 400, 422, 500})  # llama.cpp answers 500, others 400 or 422
 _MOST_PARTS = 50
 _DEEPEST = 8
 _LONGEST_BODY = 100_000
@@ -78,31 +71,27 @@ _LONGEST_TEXT = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    #: HTTP status in the body, as a number or as a code; None: none
-    status: int | None = None
-    #: the provider's message; the message of a provider behind a gateway is last
-    message: str = ""
-    #: the requested delay, s
+    status: int | None = None  # HTTP status in the body, as a number or a code
+    message: str = ""  # the message of a provider behind a gateway is last
     retry_after_s: float | None = None
-    #: text of the model that the endpoint could not read
-    failed_generation: str = ""
-    #: the account has no credit or quota: every attempt fails until a person pays
-    is_out_of_credit: bool = False
-    #: the endpoint rejected the text of its model, such as a malformed tool call: another attempt may succeed
-    is_bad_generation: bool = False
+    failed_generation: str = ""  # text of the model that the endpoint could not read
+    is_out_of_credit: bool = False  # every attempt fails until a person pays
+    is_bad_generation: bool = False  # another attempt may succeed
 
 
 def read_error_body(body: object, status: int | None = None) -> ErrorBody:
     parts = list(islice(_parts(body, _DEEPEST), _MOST_PARTS))
     objects = [part for part in parts if isinstance(part, Mapping)]
-    codes = {code for each in objects for code in _codes(each)}
+    named_codes = (each.get(name) for each in objects for name in ("code", "type", "status", "reason"))
+    codes = {code[:_LONGEST_TEXT].strip().lower() for code in named_codes if isinstance(code, str)}
     texts = list(dict.fromkeys(_texts(parts)))
     said = " ".join(texts).lower().replace("\u2019", "'")
     named = _named_status(objects, codes)
-    seen = named if status is None or status < 400 else status  # noqa: PLR2004  HTTP's own classes
+    seen = named if status is None or status < CLIENT_ERROR else status
     generations = (each.get("failed_generation") for each in objects)
     generation = next((each for each in generations if isinstance(each, str) and each.strip()), "")
-    delay_s = _delay_s(objects, said)
+    delay_s = _delay_in_members(objects)
+    delay_s = _delay_in_text(said) if delay_s is None else delay_s
     is_bad = seen in _MAYBE_BAD_GENERATION and bool(
         codes & _BAD_GENERATION_CODES or generation or _BAD_GENERATION.search(said)
     )
@@ -128,7 +117,7 @@ def read_error_body(body: object, status: int | None = None) -> ErrorBody:
 
 
 def _parts(value: object, depth: int) -> Iterator[Mapping[str, object] | str]:
-    """Yield the objects and texts of an error, from the outermost inwards."""
+    """Yield objects and texts, from the outermost inwards."""
     found = _decoded(value)
     if isinstance(found, str):
         yield found
@@ -144,7 +133,7 @@ def _parts(value: object, depth: int) -> Iterator[Mapping[str, object] | str]:
 
 
 def _decoded(value: object) -> object:
-    """Return the object or list in a JSON text; any other value unchanged."""
+    """Parse a text with an object or a list; return any other value unchanged."""
     text = value[:_LONGEST_BODY].decode(errors="replace") if isinstance(value, bytes) else value
     if not isinstance(text, str) or text.lstrip()[:1] not in {"{", "["} or len(text) > _LONGEST_BODY:
         return text
@@ -152,13 +141,6 @@ def _decoded(value: object) -> object:
         return cast("object", json.loads(text))
     except (ValueError, RecursionError):
         return text
-
-
-def _codes(entry: Mapping[str, object]) -> Iterator[str]:
-    for name in ("code", "type", "status", "reason"):
-        code = entry.get(name)
-        if isinstance(code, str):
-            yield code[:_LONGEST_TEXT].strip().lower()
 
 
 def _texts(parts: Iterable[Mapping[str, object] | str]) -> Iterator[str]:
@@ -179,20 +161,28 @@ def _named_status(objects: Sequence[Mapping[str, object]], codes: Iterable[str])
             value = entry.get(name)
             if isinstance(value, str) and re.fullmatch(r"[45][0-9]{2}", value):
                 return int(value)
-            if isinstance(value, int) and 400 <= value <= 599:  # noqa: PLR2004  HTTP's own classes
+            if isinstance(value, int) and value in range(CLIENT_ERROR, 600):
                 return int(value)
     known = sorted(_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE)
     # A general code may accompany a more specific one.
     return max(known, key=lambda status: status not in {400, 500}, default=None)
 
 
-def _delay_s(objects: Sequence[Mapping[str, object]], said: str) -> float | None:
-    for entry in objects:
-        for name, value in entry.items():
-            unit_s = _DELAYS_S.get(name.lower().replace("-", "_"))
-            found = None if unit_s is None else _number(value)
-            if unit_s is not None and found is not None:
-                return found * unit_s
+def _delay_in_members(objects: Sequence[Mapping[str, object]]) -> float | None:
+    for name, value in (member for entry in objects for member in entry.items()):
+        unit_s = _DELAYS_S.get(name.lower().replace("-", "_"))
+        if unit_s is None or isinstance(value, bool):
+            continue
+        if isinstance(value, str):
+            number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s?", value.strip())
+            if number is not None:
+                return float(number[1]) * unit_s
+        elif isinstance(value, int | float) and 0 <= value < 10**9 and isfinite(value):
+            return float(value) * unit_s
+    return None
+
+
+def _delay_in_text(said: str) -> float | None:
     asked = _DELAY.search(said)
     if asked is None:
         return None
@@ -205,22 +195,12 @@ def _delay_s(objects: Sequence[Mapping[str, object]], said: str) -> float | None
     return total_s
 
 
-def _number(value: object) -> float | None:
-    """Return a JSON number, or the number in a text such as `17s`."""
-    if isinstance(value, str):
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s?", value.strip())
-        return None if found is None else float(found[1])
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < 10**9 and isfinite(value) else None
-
-
 _TRUST = (
     "To trust it, set SSL_CERT_FILE to a PEM file with the certificate of its authority (of itself, where it is "
     "self-signed) before the program starts"
 )
 _NOT_TLS = "it does not speak TLS at this port. Use http:// in the URL, or the port of HTTPS"
-#: The problem with a certificate and the advice, by OpenSSL's number.
+#: By OpenSSL's number.
 _CERTIFICATES = {
     9: "its certificate is not valid yet. Check the clock of this machine",
     10: "its certificate has expired. Its owner must renew it; check the clock of this machine, too",
@@ -250,7 +230,7 @@ _MOST_LINKS = 32
 
 
 def tls_flaw(error: BaseException | None) -> str:
-    """Return the problem with a certificate or a port, and advice; empty for any other error."""
+    """Return the problem with a certificate or a port, and advice; "" for any other error."""
     ssl = sys.modules.get("ssl")
     if ssl is None:
         return ""

@@ -1,7 +1,4 @@
-"""Texts about errors: short messages for logs, and tracebacks of user code.
-
-Errors keep their whole text; only the texts here are cut.
-"""
+"""Texts about errors: short messages for logs, and tracebacks of user code."""
 
 from __future__ import annotations
 
@@ -19,27 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType, TracebackType
 
-#: Most characters of a foreign text in a message or a log line.
-LONGEST = 200
-#: Most characters of a message of this library, which has cut the foreign parts already.
-_LONGEST_OWN = 1500
-#: First line of a note with the traceback of another process.
+LONGEST = 200  # of a foreign text
+_LONGEST_OWN = 1500  # of a message of this library, with foreign parts that are cut already
 REMOTE = "Raised in another process (most recent call last):"
-#: Most frames of a traceback, from the innermost one outwards.
 _MOST_FRAMES = 30
-#: Most errors of an exception group in a note.
 _MOST_OF_GROUP = 5
 _MOST_CAUSES = 100
-#: Most failed tasks in the message of a run.
 _MOST_LISTED = 3
-#: Packages with short messages: this library, and the endpoint errors that it creates.
-_BOUNDED = frozenset({"ensemble_ray", "actors", "serve", "openai"})
-#: Packages beside the standard library that are no user code, although they call it or this library calls them.
+_BOUNDED = frozenset({"ensemble_ray", "actors", "serve", "openai"})  # packages with short messages
+#: Packages that are no user code, although they call it or this library calls them.
 _CALLERS = frozenset({
     "ensemble_ray", "actors", "serve", "openai", "httpx", "httpx2", "httpcore", "aiohttp", "anyio", "pydantic",
     "pydantic_core", "ray", "loky", "cloudpickle",
 })  # fmt: skip
-#: Files that are no user code: of this library and Python here, and of libraries in any process on any node.
+#: Files of this library and Python here, and of libraries in any process on any node.
 _OWN_FILES = tuple(f"{directory}{os.sep}" for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
 _LIBRARY_FILE = re.compile(
     r"^<frozen |[\\/](?:site-packages|dist-packages|lib(?:64)?[\\/]python3\.\d+t?|ray[\\/]_private)[\\/]"
@@ -47,7 +37,7 @@ _LIBRARY_FILE = re.compile(
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error; its class name if the text is empty or `str` fails (S-ENG-61)."""
+    """Return the class name if the text is empty or `str` fails (S-ENG-61)."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  the class may be the user's
@@ -56,16 +46,13 @@ def message_of(error: BaseException) -> str:
 
 
 def brief(text: str, length: int = LONGEST) -> str:
-    """Return a text on one line, cut to a length and with `...` after the cut.
-
-    Control characters are replaced: the author may be a model, a provider or a customer.
-    """
+    """Return one line, with `...` if it is cut. Control characters are replaced: the author may be a model."""
     line = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text[: 4 * length].split()))
     return line if len(line) <= length and len(text) <= 4 * length else f"{line[:length].rstrip()}..."
 
 
 def describe(error: BaseException) -> str:
-    """Return message and class of an error on one line: `invalid key (AuthenticationError)`."""
+    """Return one line: `invalid key (AuthenticationError)`."""
     name, text = type(error).__name__, str(error)
     if not text.strip():
         return name
@@ -75,10 +62,7 @@ def describe(error: BaseException) -> str:
 
 
 def format_with_class(error: BaseException) -> str:
-    """Return class and whole message of an error, as Python prints it: `KeyError: 'zzz'`.
-
-    For this library's own errors it returns only the message.
-    """
+    """Return the whole text as Python prints it: `KeyError: 'zzz'`; without the class for errors of this library."""
     name, text = type(error).__name__, str(error)
     if not text or type(error).__module__.partition(".")[0] == "ensemble_ray":
         return text or name
@@ -90,12 +74,11 @@ def agent_failure(role: str, error: BaseException) -> str:
 
 
 def task_failure(label: str, error: BaseException) -> str:
-    """Return the message for a failed task: its name or description, and the reason (S-ENG-13)."""
+    """`label` is the task's name or description (S-ENG-13)."""
     return f"Task '{brief(label)}' failed: {reason_in(label, error)}"
 
 
 def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -> str:
-    """Return the message for a run that continued after failures: their number, and the first reasons."""
     first = "; ".join(
         f"'{brief(label)}': {reason_in(label, error)}" for label, error in islice(causes.items(), _MOST_LISTED)
     )
@@ -104,14 +87,14 @@ def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a task failed. The message of an agent's failure already contains the class of the cause."""
+    """The message of an agent's failure contains the class of the cause."""
     if type(error).__name__ == "AgentExecutionError":
         return brief(message_of(error), _LONGEST_OWN)
     return describe(error)
 
 
 def reason_in(label: str, error: BaseException) -> str:
-    """Return why a task failed, without the task's name at the start of the reason."""
+    """Omit the task's name at the start of the reason."""
     reason, named = reason_of(error), f"Task '{brief(label)}'"
     for beginning in (f"{named} failed: ", f"{named}: ", f"{named} "):
         if reason.startswith(beginning):
@@ -120,7 +103,7 @@ def reason_in(label: str, error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> str:
-    """Return the traceback of an error from the first frame of user code on, without a heading; "" without user code."""
+    """Return the frames from the first one of user code on, without a heading; "" without user code."""
     frames = list(traceback.walk_tb(error.__traceback__))
     first = next((index for index, (frame, _) in enumerate(frames) if not _is_caller(frame)), len(frames))
     kept = frames[first:][-_MOST_FRAMES:]
@@ -128,7 +111,7 @@ def user_frames(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback in user code for a log: of this process, else of another one; "" without user code."""
+    """Return the traceback of this process, else of another one; "" without user code."""
     frames = user_frames(error)
     if frames:
         return f"Traceback (most recent call last):\n{frames}".rstrip("\n")
@@ -137,7 +120,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def user_line(errors: Iterable[BaseException]) -> str:
-    """Return the innermost line of user code in errors: `File "team.py", line 3, in handle` (S-ERR-52).
+    """Return the innermost line of user code, as `File "team.py", line 3, in handle` (S-ERR-52).
 
     Without user code it returns a line of a library, else "".
     """
@@ -157,7 +140,7 @@ def cause_chain(error: BaseException) -> list[BaseException]:
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
-    """Return the causes of an error, nearest first, without duplicates, 100 at most (S-ERR-70).
+    """Return at most 100 causes, nearest first, without duplicates (S-ERR-70).
 
     A cause is the error named by `from`, else the error that was being handled, and the first members of a group.
     """
@@ -174,18 +157,18 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 
 def own_line(error: BaseException) -> str:
-    """Return the `user_line` of an error and its causes; "" if it is a line of a library (S-ERR-67)."""
+    """Return the `user_line` of an error and its causes; "" for a line of a library (S-ERR-67)."""
     line = user_line((*reversed(list_causes(error)), error))
     return "" if not line or is_library_file(line.split('"')[1]) else line
 
 
 def is_library_file(path: str) -> bool:
-    """Whether a source file belongs to this library, another installed package, or Python."""
+    """Whether a file belongs to this library, another installed package, or Python."""
     return path.startswith(_OWN_FILES) or _LIBRARY_FILE.search(path) is not None
 
 
 def _lines_of(error: BaseException) -> list[str]:
-    """Return the lines of a traceback outside this library, first of this process, then of another one."""
+    """Return lines outside this library, first of this process, then of another one."""
     found: list[str] = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__", "")).startswith("ensemble_ray.cli"):
@@ -201,9 +184,9 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def shorten_tracebacks(error: BaseException) -> None:
-    """Drop this library's frames above user code from the tracebacks of an error and its causes (S-ERR-51).
+    """Drop this library's frames above user code, also from the causes (S-ERR-51).
 
-    If the error itself is foreign and has no user code, it keeps its traceback: it may be a defect of this library.
+    A foreign error without user code keeps its traceback: it may be a defect of this library.
     """
     seen: set[int] = set()
     at: BaseException | None = error
@@ -216,12 +199,12 @@ def shorten_tracebacks(error: BaseException) -> None:
 
 
 def user_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """Return `exc_info` for a log line, with the traceback from the first frame of user code on, if any."""
+    """Return `exc_info` from the first frame of user code on, if any."""
     return type(error), error, _find_user_code(error) or error.__traceback__
 
 
 def remote_note(error: BaseException) -> str:
-    """Return the note with the traceback in user code for another process; "" without user code."""
+    """Return a note for another process with the traceback in user code; "" without user code."""
     frames = user_frames(error)
     if not frames:
         return ""

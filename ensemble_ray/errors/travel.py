@@ -1,7 +1,7 @@
-"""Errors across processes: pickling with text, fields, notes and causes, and the classification of provider errors.
+"""Errors across processes: pickling, and the classification of provider errors.
 
-An unpickled error has the same class name and text (S-ERR-31, S-ERR-33). Tracebacks cannot be pickled, so a note
-reports where user code raised the error (S-ERR-42).
+An unpickled error has the same class name, text, fields, notes and causes (S-ERR-31, S-ERR-33). A note reports where
+user code raised it, because tracebacks cannot be pickled (S-ERR-42).
 """
 
 from __future__ import annotations
@@ -25,30 +25,28 @@ _CLASSES = frozenset({
     "BadRequestError", "AuthenticationError", "PermissionDeniedError", "NotFoundError", "ConflictError",
     "UnprocessableEntityError", "RateLimitError", "InternalServerError",
 })  # fmt: skip
-#: A wrong key, no permission, an unknown model: every other call of the model will fail, too.
+#: Every other call of the model will fail, too.
 _REFUSALS = frozenset({"AuthenticationError", "PermissionDeniedError", "NotFoundError"})
-#: Fields with an HTTP status: of openai and anthropic, aiohttp and urllib, Google's clients.
+#: Of openai and anthropic, aiohttp and urllib, Google's clients.
 _STATUS_FIELDS = ("status_code", "status", "code")
 _FIELDS = ("message", "status_code", "code", "param", "type", "request_id", "body")
 _HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "content-type")
-#: Most errors to read in a recorded chain of causes.
 _MOST_LINKS = 32
-#: Most characters of a response's body in a packed error.
-_MOST_BODY = 20_000
+_MOST_BODY = 20_000  # of a response's body in a packed error
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of the endpoint's answer; None if unknown or without an answer."""
+    """Return None if unknown or without an answer."""
     for holder in (error, getattr(error, "response", None)):
         for field in _STATUS_FIELDS:
             value: object = getattr(holder, field, None)
-            if isinstance(value, int) and 100 <= value <= 599:  # noqa: PLR2004  HTTP's own range
+            if isinstance(value, int) and value in range(100, 600):
                 return int(value)
     return None
 
 
 def provider_answer_of(error: BaseException) -> ErrorBody:
-    """Return the meaning of the answer behind an error, from its body, else from the text of an error with a status."""
+    """Read the error's body, else the text of an error with a status."""
     status, body = status_of(error), getattr(error, "body", None)
     if body is None:
         return ErrorBody() if status is None else read_error_body(str(error), status)
@@ -56,7 +54,7 @@ def provider_answer_of(error: BaseException) -> ErrorBody:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether a provider refuses every call of a model: status 401, 403 or 404, or an account without credit (S-LLM-21).
+    """Whether a provider refuses every call of a model: status 401, 403 or 404, or no credit (S-LLM-21).
 
     The causes of a callable's error do not count.
     """
@@ -68,7 +66,7 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def is_out_of_credit(error: BaseException | None) -> bool:
-    """Whether a provider refused a call because the account has no credit. A callable's causes do not count."""
+    """The causes of a callable's error do not count."""
     return any(provider_answer_of(each).is_out_of_credit for each in _causes(error))
 
 
@@ -78,51 +76,57 @@ def _causes(error: BaseException | None) -> Iterable[BaseException]:
 
 
 def is_refusal_data(data: object) -> bool:
-    """Return `is_refusal` of a recorded error, from the data of `error_data`."""
+    """Return `is_refusal` for data of `error_data`."""
     depth = 0
     while isinstance(data, Mapping) and depth < _MOST_LINKS:
-        link = cast("Mapping[str, object]", data)
-        provider = link.get("provider")
-        found = cast("Mapping[str, object]", provider) if isinstance(provider, Mapping) else {}
-        fields = link.get("fields")
-        if isinstance(fields, Mapping) and cast("Mapping[str, object]", fields).get("is_of_callable"):
+        link = _members(data)
+        provider = _members(link.get("provider"))
+        if _members(link.get("fields")).get("is_of_callable"):
             return False
-        if found.get("class") in _REFUSALS or _is_out_of_credit({**link, **found}):
+        known = {**link, **provider}
+        fields = _members(known.get("fields"))
+        statuses = [each for name in _STATUS_FIELDS if isinstance(each := fields.get(name), int)]
+        body = fields.get("body") or (known.get("text") if statuses else None)
+        is_unpaid = body is not None and read_error_body(body, *statuses[:1]).is_out_of_credit
+        if provider.get("class") in _REFUSALS or is_unpaid:
             return True
         data, depth = link.get("cause"), depth + 1
     return False
 
 
-def _is_out_of_credit(link: Mapping[str, object]) -> bool:
-    fields = link.get("fields")
-    known = cast("Mapping[str, object]", fields) if isinstance(fields, Mapping) else {}
-    statuses = [each for name in _STATUS_FIELDS if isinstance(each := known.get(name), int)]
-    body = known.get("body") or (link.get("text") if statuses else None)
-    return body is not None and read_error_body(body, *statuses[:1]).is_out_of_credit
+def _members(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
 
 
 def pack_provider_error(error: BaseException) -> dict[str, Any] | None:
-    """Return a provider's error as JSON-able data; None for other classes."""
+    """Return JSON-able data; None for other classes."""
     kind = type(error)
     if kind.__name__ not in _CLASSES or kind.__module__.partition(".")[0] != _PACKAGE:
         return None
     fields = vars(error)
-    data: dict[str, Any] = {"class": kind.__name__, "text": str(error)}
-    data["fields"] = {name: _plain(fields[name]) for name in _FIELDS if name in fields}
+    data: dict[str, Any] = {"class": kind.__name__, "text": str(error), "fields": {}}
+    for name in [name for name in _FIELDS if name in fields]:
+        encoded = json.dumps(fields[name], default=str)
+        data["fields"][name] = json.loads(encoded) if len(encoded) <= _MOST_BODY else encoded[:_MOST_BODY]
     response, request = fields.get("response"), fields.get("request")
     if response is not None:
+        text = ""
+        with contextlib.suppress(Exception):  # an unread stream has no text
+            text = str(response.text)[:_MOST_BODY]
         data["response"] = {
             "status": response.status_code,
             "headers": {name: response.headers[name] for name in _HEADERS if name in response.headers},
-            "text": _text_of(response),
+            "text": text,
         }
     if request is not None:
-        data["request"] = {"method": str(request.method), "url": _public(str(request.url))}
+        parts = urlsplit(str(request.url))  # user, password and query may be secret
+        url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        data["request"] = {"method": str(request.method), "url": url}
     return data
 
 
 def unpack_provider_error(data: Mapping[str, Any]) -> Exception | None:
-    """Return the error of this data; None if its class is not listed, or its package is missing."""
+    """Return None if the class is not listed, or its package is missing."""
     name, text = data.get("class"), data.get("text")
     if name not in _CLASSES or not isinstance(text, str):
         return None
@@ -150,29 +154,11 @@ def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
         vars(error)["response"] = httpx.Response(answered["status"], **response)
 
 
-def _plain(value: object) -> object:
-    text = json.dumps(value, default=str)
-    return json.loads(text) if len(text) <= _MOST_BODY else text[:_MOST_BODY]
-
-
-def _text_of(response: Any) -> str:
-    with contextlib.suppress(Exception):  # an unread stream has no text
-        return str(response.text)[:_MOST_BODY]
-    return ""
-
-
-def _public(url: str) -> str:
-    """Return a URL without user, password and query, which may be secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-#: Fields of an error that its stand-in has, too: code may check them instead of the class.
+#: Code may check these fields instead of the class.
 _STAND_IN_FIELDS = ("status_code", "status", "code", "request_id", "body")
 
 
 def stand_in(name: str, text: str, fields: Mapping[str, object] | None = None) -> Exception:
-    """Return an error with this class name and text, for an error that does not exist in this process."""
 
     def reduce(self: Exception) -> tuple[object, ...]:
         return (stand_in, (name, str(self)), dict(vars(self)))
@@ -189,7 +175,7 @@ def plain_fields(error: BaseException) -> dict[str, object]:
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
-    """Return the notes of an error, and a note with its traceback in user code, unless another process added one."""
+    """Return the error's notes, and one with its traceback in user code, unless another process added one."""
     notes = tuple(each for each in getattr(error, "__notes__", ()) if isinstance(each, str))
     note = "" if any(each.startswith(REMOTE) for each in notes) else remote_note(error)
     return (*notes, note) if note else notes
@@ -209,12 +195,11 @@ def portable(error: BaseException) -> BaseException:
     return _join(links)
 
 
-#: Longest pickled chain of causes.
 _MAX_CHAIN = 32
 
 
 def _links(error: BaseException) -> list[tuple[Any, ...]]:
-    """Return the chain of causes as data, one link per error. Pickle itself loses the causes of foreign errors."""
+    """Return one link per error; pickle itself loses the causes of foreign errors."""
     links: list[tuple[Any, ...]] = []
     for at in [error, *cause_chain(error)][:_MAX_CHAIN]:
         if isinstance(at, PicklableError):
@@ -227,12 +212,17 @@ def _links(error: BaseException) -> list[tuple[Any, ...]]:
 
 
 def _foreign_link(error: BaseException) -> tuple[object, ...]:
-    """Return a foreign error as data: pickled by reference, by value, without its constructor, or as a stand-in."""
+    """Pickle by reference, by value, without its constructor, or as a stand-in."""
     described = (type(error).__name__, message_of(error), plain_fields(error))
     provider = pack_provider_error(error)
     if provider is not None:
         return (_provider_or_stand_in, provider, *described)
-    for dumps in (pickle.dumps, _dumps_by_value, _dumps_fields):
+    ways: tuple[Callable[[Any], bytes], ...] = (
+        pickle.dumps,
+        _dumps_by_value,
+        lambda each: _dumps_by_value(_Rebuilt(each)),
+    )
+    for dumps in ways:
         data = _travels(error, dumps)
         if data is not None:
             return (_loaded_or_stand_in, data, *described)
@@ -240,7 +230,7 @@ def _foreign_link(error: BaseException) -> tuple[object, ...]:
 
 
 def _loaded_or_stand_in(data: bytes, name: str, text: str, fields: Mapping[str, object]) -> BaseException:
-    """Return the error, or its stand-in if this process cannot import its class."""
+    """Return the stand-in if this process cannot import the class."""
     try:
         return cast("BaseException", pickle.loads(data))  # noqa: S301  bytes of our own cluster
     except Exception:  # noqa: BLE001  the original error must be reported in any case
@@ -263,22 +253,17 @@ def _travels(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes | Non
 
 
 def _dumps_by_value(error: object) -> bytes:
-    """Pickle classes that only this process can import, such as classes of a script."""
+    """Pickle classes that only this process can import."""
     cloudpickle = importlib.import_module("cloudpickle")  # untyped, and rarely needed
     return cast("bytes", cloudpickle.dumps(error))
 
 
-def _dumps_fields(error: BaseException) -> bytes:
-    """Pickle class, arguments and fields, for classes whose constructor does not accept `args`."""
-    fields = {name: value for name, value in vars(error).items() if name != "__notes__"}
-    return _dumps_by_value(_Rebuilt(type(error), error.args, fields))
-
-
 class _Rebuilt:
-    """Unpickles as an error, without a call of its constructor."""
+    """Unpickles as the error without a call of its constructor, which may not accept `args`."""
 
-    def __init__(self, cls: type[BaseException], args: tuple[object, ...], fields: Mapping[str, object]) -> None:
-        self._parts = (cls, args, fields)
+    def __init__(self, error: BaseException) -> None:
+        fields = {name: value for name, value in vars(error).items() if name != "__notes__"}
+        self._parts = (type(error), error.args, fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (rebuild, self._parts)
@@ -297,7 +282,7 @@ def _join(links: Sequence[tuple[Any, ...]]) -> BaseException:
 
 
 def rebuild(cls: type[BaseException], args: tuple[object, ...], state: Mapping[str, object]) -> BaseException:
-    """Return an error with these fields, without a call of its constructor."""
+    """Create the error without a call of its constructor."""
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
@@ -315,7 +300,7 @@ class ErrorChain:
 
 
 class PicklableError(Exception):
-    """An error that pickles with text, fields, notes and causes. Unpickling calls no constructor."""
+    """Pickles with text, fields, notes and causes. Unpickling calls no constructor."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_join, (_links(self),))

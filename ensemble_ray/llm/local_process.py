@@ -1,7 +1,6 @@
-"""The process that serves a local model, started by `local.py` and listening on loopback only.
+"""The process that serves a local model, on loopback only. It is started by `local.py`.
 
-It reads its key from standard input and prints its URL as a line of JSON when the model is loaded. Then it checks its
-holders every second, and ends when none of them is alive.
+It reads its key from standard input, and prints its URL as JSON when the model is loaded.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     chosen = parser.parse_args()
-    # The engine's threads wait for each other many times per token. By default they keep their cores busy meanwhile,
-    # which slows answers down a lot on a busy machine. The engine reads the variable when it is imported.
+    # The engine's threads keep their cores busy while they wait, unless this variable is set before the import.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     xllamacpp: Any = importlib.import_module("xllamacpp")  # it has no types
     params = xllamacpp.CommonParams()
@@ -50,7 +48,7 @@ def main() -> None:
     server = xllamacpp.Server(params)  # it serves as long as this object lives
     print(json.dumps({"url": str(server.listening_address)}), flush=True)  # noqa: T201  the starter reads it
     _wait_for_the_last_holder(Path(chosen.registry))
-    # An orderly end would wait for open answers, which no client reads.
+    # An orderly end would wait for open answers.
     os._exit(0)
 
 

@@ -1,7 +1,6 @@
 """`OpenAIChatModel`: a model behind any endpoint of the chat-completions protocol.
 
-The `openai` package is loaded only for its errors, when a call fails, and for its client, if `client_options` are set
-(decision 0002).
+The `openai` package is loaded only for errors and for `client_options` (decision 0002).
 """
 
 from __future__ import annotations
@@ -34,26 +33,23 @@ _STREAMING_WITH_USAGE = b'"stream":true,"stream_options":{"include_usage":true}'
 class OpenAIChatModel:
     """A model behind any endpoint of the chat-completions protocol, hosted or your own.
 
-    A model is data: it can be pickled, and each process creates its own client. The key is never shown.
+    It can be pickled, and each process creates its own client. The key is never shown.
 
     Args:
         model: The model's name at the endpoint.
         base_url: URL of the API, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's.
         api_key: The key; default `OPENAI_API_KEY`, which is read for each call.
-        timeout: Longest wait for an answer (when streaming, for the next piece), s or `timedelta`; default 600 s.
+        timeout: Longest wait for an answer, or for the next piece of a stream, s or `timedelta`; default 600 s.
         max_retries: How often a failed call is retried; None: not at all.
         client_options: Keyword arguments of `openai.AsyncOpenAI`. If set, that client sends the requests.
-        max_answer_bytes: Longest answer, uncompressed; default 16 MiB. A stream may have four times as much, since each
-            token has an envelope.
-        max_answer_time: Longest time of a whole streamed answer, s or `timedelta`; default an hour, or `timeout` if
-            that is longer.
-        structured_outputs: Whether the endpoint supports JSON schemas, which typed tasks then use; None: the first such
-            call decides.
-        system_role: The role of system messages: `system`, `developer`, or `user`, which prepends their text to the
-            first user message; None: the first refusal of a system message decides.
-        request_options: Options of every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
-            merged into the request, `extra_headers` are sent with it, and `extra_query` is added to the URL. Options
-            about tools, such as `tool_choice`, are part of requests with tools only.
+        max_answer_bytes: Longest answer, uncompressed; default 16 MiB. A stream may have four times as much.
+        max_answer_time: Longest time of a streamed answer, s or `timedelta`; default an hour, or a longer `timeout`.
+        structured_outputs: Whether the endpoint supports JSON schemas for typed tasks; None: the first call decides.
+        system_role: Role of system messages: `system`, `developer`, or `user`, which prepends their text to the
+            first user message; None: the first refusal decides.
+        request_options: Options of every request, such as `temperature`; also `extra_body` (merged into it),
+            `extra_headers`, and `extra_query` (added to the URL). Options about tools, such as `tool_choice`, are for
+            requests with tools only.
 
     Raises:
         ValidationError: a value is invalid.
@@ -126,13 +122,12 @@ class OpenAIChatModel:
                 "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
-        # Each request passes the base URL with its query. This library retries, because that depends on the body of a
-        # failure (S-LLM-24).
+        # Each request passes its base URL. This library retries, because that depends on the body of a failure
+        # (S-LLM-24).
         client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
         self._sdk = None if self._client_options is None else SdkClients({**client, "max_retries": 0})
-        #: the last endpoint, with the URL and the key for which it was made
-        self._made: tuple[str, str, Endpoint] | None = None
-        #: whether URL and key are the same for all calls, and do not depend on the environment
+        self._made: tuple[str, str, Endpoint] | None = None  # the last endpoint, with its URL and key
+        #: URL and key do not depend on the environment
         self._is_constant = self._base_url is not None and self._api_key is not None
         self._known_id = ""
 
@@ -168,17 +163,17 @@ class OpenAIChatModel:
 
     @property
     def declared_url(self) -> str:
-        """The URL of calls from every process; empty if `OPENAI_BASE_URL` of the calling process decides."""
+        """The URL for every process; empty if `OPENAI_BASE_URL` of the calling process decides."""
         return self._base_url or str((self._client_options or {}).get("base_url") or "")
 
     @property
     def has_own_key(self) -> bool:
-        """Whether it has a key, or another identity, that does not depend on the calling process."""
+        """Whether the key or another identity does not depend on the calling process."""
         return self._api_key is not None or self._client_options is not None
 
     @property
     def endpoint_id(self) -> str:
-        """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker."""
+        """Base URL, model, and a fingerprint of the key; equal ones share a circuit breaker."""
         if not self._known_id or not self._is_constant:
             self._known_id = _endpoint_id(self.base_url, self._model, self._key())
         return self._known_id
@@ -232,7 +227,7 @@ class OpenAIChatModel:
         key = self._key()
         if made is not None and made[:2] == (base_url, key):
             return made[2]
-        # A client with options may have another identity, which the package checks.
+        # A client with options may have another identity.
         if not key and base_url == _DEFAULT_BASE_URL and self._client_options is None:
             raise ValidationError(
                 f"OpenAIChatModel('{self._model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of "
@@ -267,16 +262,14 @@ class OpenAIChatModel:
         from_client = (self._client_options or {}).get("api_key")
         if from_client is None:
             return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
-        # It may also be a function, which the package calls for each request.
+        # A function is called by the package for each request.
         return check_key(from_client, "OpenAIChatModel client_options: api_key") if isinstance(from_client, str) else ""
 
     def _key_headers(self, base_url: str, key: str) -> dict[str, str]:
-        """Return the headers with the key, except headers that the user has set."""
         own = {name.lower() for name in self._extra_headers}
         return {name: value for name, value in key_headers(base_url, key).items() if name.lower() not in own}
 
     def _connection(self, key: str, base_url: str) -> Mapping[str, object]:
-        """Return the arguments of the package's client that depend on the key and the URL."""
         connection: dict[str, object] = {}
         if key:
             connection["api_key"] = key
@@ -291,7 +284,6 @@ class OpenAIChatModel:
         return connection
 
     def _keywords(self) -> dict[str, object]:
-        """Return the arguments besides the model's name, for copies and comparisons."""
         return {
             "base_url": self._base_url,
             "api_key": self._api_key,
@@ -314,7 +306,7 @@ class OpenAIChatModel:
         return hash((self._model, self._base_url))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only data is pickled; each process creates its own client (S-CONV-22).
+        # Each process creates its own client (S-CONV-22).
         return (_rebuild, (self._model, self._keywords()))
 
     def __repr__(self) -> str:
@@ -325,7 +317,7 @@ class OpenAIChatModel:
             shown.append(f"structured_outputs={self._structured_outputs}")
         if self._system_role is not None:
             shown.append(f"system_role={self._system_role!r}")
-        # Options of the client and extra headers may contain keys.
+        # These may contain keys.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
         return f"OpenAIChatModel({', '.join(shown)})"
@@ -343,7 +335,7 @@ def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
 
 
 def check_key(key: str, name: str) -> str:
-    """Return a key without surrounding white space; raise if a header cannot contain it (S-LLM-32)."""
+    """Strip the key; raise if a header cannot contain it (S-LLM-32)."""
     plain = key.strip()
     if flaw := header_flaw(plain):
         raise ValidationError(f"{name} {flaw}. Copy the key again, as one line of letters, digits and signs")
@@ -366,7 +358,6 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:
-    """Return a positive time limit in seconds; None stays None."""
     if timeout is None:
         return None
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

@@ -20,9 +20,8 @@ _DEFAULT_WAIT = timedelta(seconds=30)
 class RateLimitedChatModel:
     """A chat model with calls that wait for permits; make one with `of`.
 
-    All pickled copies of it, in any process, share one bucket. Wrappers are equal if they share their bucket.
-
-    It has no blocking `chat`: a model's client belongs to one event loop. A cancelled wait raises `CancelledError`.
+    Pickled copies in any process share one bucket and are equal. It has no blocking `chat`, because a model's client
+    belongs to one event loop.
 
     Args:
         delegate: The model that answers.
@@ -70,7 +69,7 @@ class RateLimitedChatModel:
         return kind(model, rate_limit, wait)
 
     def around(self, delegate: ChatModel) -> RateLimitedChatModel:
-        """Return a wrapper of another model with the same limit: both models share the bucket."""
+        """Return a wrapper of another model that shares the bucket."""
         rebuilt = self.of(delegate, self._rate_limit, self._wait_timeout)
         rebuilt._bucket = self._bucket  # noqa: SLF001  a model of its own class
         return rebuilt
@@ -92,7 +91,7 @@ class RateLimitedChatModel:
 
     @property
     def bucket(self) -> str:
-        """Name of the bucket, which is the same for all copies."""
+        """Name of the bucket, equal for all copies."""
         return self._bucket
 
     @property
@@ -124,7 +123,7 @@ class RateLimitedChatModel:
         return await call_user(self._delegate.chat, messages, *offered)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """Answer as `chat` does, in the form of that schema if the delegate supports schemas."""
+        """Answer in the form of that schema if the delegate supports schemas; otherwise as `chat`."""
         await self._permit()
         if isinstance(self._delegate, StructuredChatModel):
             return await call_user(self._delegate.chat_structured, messages, schema)
@@ -148,7 +147,7 @@ class RateLimitedChatModel:
 
 
 class _RateLimitedStreamingModel(RateLimitedChatModel):
-    """A separate class, because a `StreamingChatModel` is recognized by its method `stream`."""
+    """`StreamingChatModel` is recognized by the method `stream`."""
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -160,7 +159,7 @@ class _RateLimitedStreamingModel(RateLimitedChatModel):
             async for piece in pieces:
                 yield piece
         finally:
-            # Close the model's stream as soon as this one is closed, not when it is garbage collected.
+            # Otherwise the garbage collector closes it later.
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
 

@@ -1,1 +1,1 @@
-"""What every process of the library needs: settings, context, threads, private files, and PostgreSQL."""
+"""Settings, context, threads, private files, and PostgreSQL of a process."""

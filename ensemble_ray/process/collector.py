@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector, in processes of ours and while runs are active."""
+"""Settings of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 
 from ensemble_ray.process.concurrency import new_lock
 
-#: Allocations before a collection of the youngest generation; Python's default is 700. A task allocates thousands of
-#: objects that are freed without the collector: with the default it takes a fifth of the time of a wide run.
+#: Python's default is 700. Objects of a task are freed without the collector, which takes a fifth of a wide run's time
+#: with the default.
 _YOUNGEST = 20_000
 
 
 def freeze_modules() -> None:
-    """Exclude all existing objects from garbage collection. Call it once, when a process of ours has its modules."""
+    """Exclude all existing objects from garbage collection; for processes of this library, after their imports."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNGEST, 20, 20)
 
 
 class _ActiveRuns:
-    """Counts active runs, and stores the settings that the program had before the first."""
+    """Stores the settings that the program had before the first run."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -32,7 +32,7 @@ class _ActiveRuns:
         with self._lock:
             self._count += 1
             youngest, middle, oldest = before = gc.get_threshold()
-            # A program that collects less often, or not at all, has its reasons.
+            # Respect a program that collects less often, or not at all.
             if self._count == 1 and 0 < youngest < _YOUNGEST:
                 self._before = before
                 gc.set_threshold(_YOUNGEST, middle, oldest)
@@ -51,9 +51,9 @@ _active_runs = _ActiveRuns()
 
 @contextmanager
 def collecting_less() -> Generator[None]:
-    """Collect garbage less often while a run of this process is active; runs may overlap.
+    """Collect garbage less often inside the block; runs may overlap.
 
-    Nothing is frozen: garbage that the program made before the run would stay until its end.
+    Do not freeze objects: earlier garbage would stay until the end of the run.
     """
     _active_runs.enter()
     try:

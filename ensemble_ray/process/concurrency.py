@@ -1,4 +1,4 @@
-"""Threads, the library's event loop, calls of user code, and clocks, all of which survive a fork of the process."""
+"""Threads, the library's event loop, calls of user code, and clocks, all of which survive a fork."""
 
 from __future__ import annotations
 
@@ -22,22 +22,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _Function = TypeVar("_Function", bound=Callable[[], None])
 _Tracked = TypeVar("_Tracked", bound="ForkAware")
-#: Runs a call and returns a function that reports its end.
-_Job = Callable[[], Callable[[], None]]
+_Job = Callable[[], Callable[[], None]]  # runs a call and returns a function that reports its end
 
-#: Longest wait of a fork for threads inside `no_fork`, s.
-_PATIENCE_S = 5.0
+_PATIENCE_S = 5.0  # of a fork, for threads inside `no_fork`
 _PAUSE_S = 0.0005
-#: Errors of user code. `sys.exit` in a model or a handler ends its task, not the library's loop. Ctrl-C reaches the main
-#: thread, which runs no user code.
+#: `sys.exit` in user code ends its task, not the library's loop. Ctrl-C reaches the main thread, which runs no user
+#: code.
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 
 
-# Forks.
-
-
 class ForkAware(Protocol):
-    """An object with threads, handles or waiting callers of its process."""
+    """Has threads, handles or waiting callers of its process."""
 
     def after_fork(self) -> None: ...
 
@@ -46,29 +41,27 @@ _functions: list[Callable[[], None]] = []
 _tracked: WeakSet[ForkAware] = WeakSet()
 _locks: WeakSet[Any] = WeakSet()
 
-#: thread -> depth of its `no_fork` blocks
-_inside: dict[int, int] = {}
-#: held during a fork, and the thread that forks
-_forking = threading.Lock()
+_inside: dict[int, int] = {}  # thread -> depth of its `no_fork` blocks
+_forking = threading.Lock()  # held during a fork
 _forker = 0
 _was_quiet = True
 _is_ray_inherited = False
 
 
 def after_fork(function: _Function) -> _Function:
-    """Register a function to call in each forked child; a decorator."""
+    """Call the function in each forked child."""
     _functions.append(function)
     return function
 
 
 def track(holder: _Tracked) -> _Tracked:
-    """Register an object for a call of `after_fork` in each forked child, and return it. The reference is weak."""
+    """Call `after_fork` of an object, by a weak reference, in each forked child."""
     _tracked.add(holder)
     return holder
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is free in a forked child, even if another thread of the parent held it."""
+    """The lock is free in a forked child, even if another thread of the parent held it."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
@@ -83,7 +76,7 @@ def new_rlock() -> threading.RLock:
 def abandon(*objects: object) -> None:
     """Keep objects of the parent alive in the child, so that no finalizer closes handles that the parent uses.
 
-    For example, closing a socket in the child's copy of an event loop removes it from the poller of the parent.
+    For example, a socket of an event loop that is closed here leaves the poller of the parent.
     """
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
@@ -91,7 +84,7 @@ def abandon(*objects: object) -> None:
 
 @contextlib.contextmanager
 def no_fork() -> Generator[None]:
-    """Prevent forks by other threads inside the block: locks inside SQLite would stay locked in the child."""
+    """Prevent forks by other threads: locks inside SQLite would stay locked in the child."""
     me = threading.get_ident()
     depth = _inside.get(me, 0)
     _inside[me] = depth + 1
@@ -109,12 +102,12 @@ def no_fork() -> Generator[None]:
 
 
 def was_quiet() -> bool:
-    """Whether no other thread was inside `no_fork` when this process was forked."""
+    """Whether no other thread was inside `no_fork` at the fork of this process."""
     return _was_quiet
 
 
 def is_ray_inherited() -> bool:
-    """Whether this process was forked from one that was connected to a Ray cluster."""
+    """Whether the parent was connected to a Ray cluster at the fork."""
     return _is_ray_inherited
 
 
@@ -154,18 +147,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
-# The library's event loop, in a daemon thread. It runs all inline work, all clients and all waiting for Ray (S-CONV-15).
+# The library's event loop, in a daemon thread: all inline work, all clients and all waiting for Ray (S-CONV-15).
 
 _lock = new_lock()
-#: The loop and its thread, after their first use.
-_loop: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
+_loop: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []  # after the first use
 
 
 def library_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=_run, args=(loop,), name="ensemble-ray-loop", daemon=True)
+
+            def run() -> None:
+                while True:  # asyncio leaves the loop when a task raises one of these errors
+                    with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                        loop.run_forever()
+
+            thread = threading.Thread(target=run, name="ensemble-ray-loop", daemon=True)
             thread.start()
             _loop.append((loop, thread))
         return _loop[0][0]
@@ -177,14 +175,7 @@ def _begin_without_loop() -> None:
     _loop.clear()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    while True:  # asyncio leaves the loop when a task raises one of these errors
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):
-            loop.run_forever()
-
-
 def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Run a coroutine on the loop, with the caller's context variables."""
     context = contextvars.copy_context()
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     loop = library_loop()
@@ -193,7 +184,7 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         try:
             return await work
         except (SystemExit, KeyboardInterrupt) as stop:
-            # For asyncio it would end the loop, and with it the work of other callers.
+            # asyncio would end the loop, and with it the work of other callers.
             outcome.set_exception(stop)
             raise asyncio.CancelledError from stop
 
@@ -219,12 +210,11 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 
 
 def on_library_loop() -> bool:
-    """Whether this is the loop's thread, in which waiting for the loop is a deadlock."""
+    """Whether waiting for the loop is a deadlock here."""
     return any(thread is threading.current_thread() for _, thread in _loop)
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the loop and wait for it; Ctrl-C cancels it."""
     if on_library_loop():
         work.close()
         raise RuntimeError("a blocking call of ensemble_ray was made on its own loop, from an async callable")
@@ -237,18 +227,12 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def bridge(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the library's loop, from any loop."""
     if asyncio.get_running_loop() is library_loop():
         return await work
     return await asyncio.wrap_future(submit(work))
 
 
-# Threads for user code.
-
-
 class DaemonThreads:
-    """Runs functions in daemon threads, which are reused."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._idle: list[queue.SimpleQueue[_Job]] = []
@@ -264,8 +248,7 @@ class DaemonThreads:
         return self._abandoned
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function in a daemon thread, with the caller's context variables. A cancelled caller leaves the thread
-        running."""
+        """Keep the caller's context variables. A cancelled caller leaves the thread running."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         context = contextvars.copy_context()
@@ -320,17 +303,16 @@ class DaemonThreads:
             del notify  # it refers to the call
 
 
-#: The process's threads for user code.
 threads = DaemonThreads("ensemble-ray-user")
 
 
 def is_async_callable(function: object) -> bool:
-    """Whether calling the function returns an awaitable, as far as this is known without the call."""
+    """As far as this is known without the call."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def call_user(function: Callable[P, R | Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-    """Call user code: async functions on this loop, others in a daemon thread; await an awaitable result (S-CONV-16)."""
+    """Call async functions on this loop, others in a daemon thread; await an awaitable result (S-CONV-16)."""
     if inspect.iscoroutinefunction(function):
         return function(*args, **kwargs)  # itself, without a frame around it: each model call goes through here
     return _call_any(function, *args, **kwargs)
@@ -346,19 +328,16 @@ async def _call_any(function: Callable[P, R | Awaitable[R]], /, *args: P.args, *
     return outcome
 
 
-# Clock and terminal.
-
-
 class _SteadyClock:
-    """A clock that continues from the latest time of the computer's clock."""
+    """Continues from the latest time of the computer's clock."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
         self._offset_s = float("-inf")
 
     def now(self) -> float:
-        # A pause between the two readings makes the offset too small, and a later reading corrects it. In the other order
-        # the offset would stay too large, and this process would be ahead of others.
+        # A pause between the readings makes the offset too small, and a later reading corrects it. The other order
+        # could leave this process ahead of others.
         wall_s = time.time()
         elapsed_s = time.monotonic()
         offset_s = wall_s - elapsed_s
@@ -368,12 +347,11 @@ class _SteadyClock:
         return self._offset_s + elapsed_s
 
 
-#: Shared by the process, because one part of it ends what another part began.
-_steady = _SteadyClock()
+_steady = _SteadyClock()  # one part of the process ends what another part began
 
 
 class SystemClock:
-    """The computer's clock, in s since the Unix epoch, except that it never goes back within a process."""
+    """The computer's clock, s since the Unix epoch; it never goes back within a process."""
 
     now = staticmethod(_steady.now)  # each task calls it eight times
 
@@ -381,12 +359,11 @@ class SystemClock:
         await asyncio.sleep(delay_s)
 
 
-#: Held during a question at the terminal, so that questions of several tasks and runs do not mix.
-terminal_lock = new_lock()
+terminal_lock = new_lock()  # held during a question, so that questions of several tasks do not mix
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether a stream is a terminal; a process may have no stream, or a closed one."""
+    """A process may have no stream, or a closed one."""
     try:
         return bool(cast("Any", stream).isatty())
     except (AttributeError, ValueError):

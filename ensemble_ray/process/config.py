@@ -21,23 +21,13 @@ from ensemble_ray.process.context import bounded_logger
 
 _log = bounded_logger(__name__)
 _PREFIX = "ENSEMBLE_RAY_"
-#: Environment variables for users.
+#: For users.
 VARIABLES = (
-    "ENSEMBLE_RAY_CAPTURE_MODE",
-    "ENSEMBLE_RAY_ENSEMBLES",
-    "ENSEMBLE_RAY_HOME",
-    "ENSEMBLE_RAY_MAX_BODY_BYTES",
-    "ENSEMBLE_RAY_MEMORY",
-    "ENSEMBLE_RAY_NAMESPACE",
-    "ENSEMBLE_RAY_OTEL",
-    "ENSEMBLE_RAY_RETENTION",
-    "ENSEMBLE_RAY_RUNTIME",
-    "ENSEMBLE_RAY_STORE",
-    "ENSEMBLE_RAY_TEAM",
-    "ENSEMBLE_RAY_WORKER_TEMPLATE",
-)
-#: Variables that processes of this library set for each other.
-INTERNAL_VARIABLES = ("ENSEMBLE_RAY_RESULT_MARK",)
+    "ENSEMBLE_RAY_CAPTURE_MODE", "ENSEMBLE_RAY_ENSEMBLES", "ENSEMBLE_RAY_HOME", "ENSEMBLE_RAY_MAX_BODY_BYTES",
+    "ENSEMBLE_RAY_MEMORY", "ENSEMBLE_RAY_NAMESPACE", "ENSEMBLE_RAY_OTEL", "ENSEMBLE_RAY_RETENTION",
+    "ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_TEAM", "ENSEMBLE_RAY_WORKER_TEMPLATE",
+)  # fmt: skip
+INTERNAL_VARIABLES = ("ENSEMBLE_RAY_RESULT_MARK",)  # for processes of this library
 _ALL_VARIABLES = frozenset((*VARIABLES, *INTERNAL_VARIABLES))
 
 
@@ -61,7 +51,7 @@ _ON, _OFF = frozenset({"1", "true", "on", "yes"}), frozenset({"0", "false", "off
 
 
 def read_switch(name: str, *, default: bool) -> bool:
-    """Return the value of a switch, or the default if it is blank (S-ERR-63)."""
+    """Return the default for a blank variable (S-ERR-63)."""
     value = os.environ.get(name, "").strip().lower()
     if value and value not in _ON | _OFF:
         raise ValidationError(f"{name} must be 1 or 0, got: '{value}'")
@@ -75,13 +65,12 @@ def _warn_of_unknown_variables() -> None:
 
 
 def home_directory() -> Path:
-    """Return the directory of the records: `ENSEMBLE_RAY_HOME`, or the user's state directory of the platform."""
+    """Return `ENSEMBLE_RAY_HOME`, or the platform's directory for the state of applications."""
     chosen = os.environ.get("ENSEMBLE_RAY_HOME", "").strip()
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_path("ensemble-ray"))
 
 
 def package_version() -> str:
-    """Return the version of the installed package; `0` if it is not installed."""
     try:
         return importlib.metadata.version("ensemble-ray")
     except importlib.metadata.PackageNotFoundError:
@@ -90,22 +79,15 @@ def package_version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of one process from its environment."""
-
-    #: `ray` or `inline`
     runtime: str
-    #: directory of `runs/ID/`
-    home: Path
-    #: URL of a database for the records; empty: files in `home`
-    store: str = field(repr=False)
-    #: address of a Ray cluster to join; empty: start a local one
-    ray_address: str
-    #: namespace of the schedulers on a Ray cluster; empty: the default one
+    home: Path  # contains `runs/ID/`
+    store: str = field(repr=False)  # URL of a database; empty: files in `home`
+    ray_address: str  # empty: start a local cluster
     namespace: str = ""
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read the environment; the first call in a process warns of unknown variables."""
+        """The first call in a process warns of unknown variables."""
         _warn_of_unknown_variables()
         return cls(
             runtime=os.environ.get("ENSEMBLE_RAY_RUNTIME", "").strip().lower() or "ray",
@@ -132,7 +114,6 @@ class UserPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value; raises any error of its objects."""
     with io.BytesIO() as file:
         UserPickler(file, protocol=5).dump(value)
         return file.getvalue()

@@ -1,7 +1,6 @@
-"""Context of work inside a process (log fields, effect, span, waits for permits), and the loggers of the library.
+"""Context of work inside a process (log fields, effect, span, waits for permits), and loggers.
 
-Context variables do not cross processes. The actor or the inline runtime sets them from the envelope of a message
-(S-CONV-35).
+Context variables do not cross processes: the actor or the inline runtime sets them from a message (S-CONV-35).
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ T = TypeVar("T")
 
 
 class ScopedVariable(Generic[T]):
-    """Sets a context variable for a block.
-
-    It is no generator, because every task enters several, and a generator takes three times as many calls.
-    """
+    """Sets a context variable for a block, in a third of a generator's calls."""
 
     __slots__ = ("_token", "_value", "_variable")
 
@@ -41,7 +37,7 @@ class ScopedVariable(Generic[T]):
         self._variable.reset(self._token)
 
 
-# Context of the work. What every task sets, it sets by the variables themselves, without a block.
+# What every task sets, it sets by the variables themselves, without a block.
 
 LOG_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("ensemble_ray_log_fields")
 _NO_FIELDS: Mapping[str, str] = {}
@@ -53,7 +49,7 @@ def current_log_context() -> Mapping[str, str]:
 
 
 def log_context(fields: Mapping[str, str], *, is_whole: bool = False) -> AbstractContextManager[None]:
-    """Add log fields for the block (S-ENG-20); `is_whole`: replace the current ones."""
+    """Add log fields (S-ENG-20), or replace all if `is_whole`."""
     return ScopedVariable(LOG_FIELDS, dict(fields) if is_whole else {**current_log_context(), **fields})
 
 
@@ -72,7 +68,7 @@ EFFECT_KEY: ContextVar[str] = ContextVar("ensemble_ray_effect_key", default="")
 
 
 def current_effect_key() -> str:
-    """Return the id of the current effect, which is the same for its repetitions; empty outside effects (S-DUR-27)."""
+    """Return the id of the effect and its repetitions; empty outside effects (S-DUR-27)."""
     return EFFECT_KEY.get()
 
 
@@ -93,7 +89,7 @@ def use_traceparent(traceparent: str) -> AbstractContextManager[None]:
 
 
 class PermitWait:
-    """Total time that a piece of work waits for permits of rate limits, by the clock `now`."""
+    """Total time of waits for permits, by the clock `now`."""
 
     __slots__ = ("_now", "total_s")
 
@@ -103,7 +99,7 @@ class PermitWait:
 
     @property
     def waited_s(self) -> float:
-        """In s, in whole milliseconds, because a permit without a wait takes less than one."""
+        """Whole milliseconds, because a permit without a wait takes less than one."""
         return int(self.total_s * 1000) / 1000
 
     @contextmanager
@@ -123,23 +119,18 @@ def use_permit_wait(wait: PermitWait) -> AbstractContextManager[None]:
 
 
 def waiting_for_permit() -> AbstractContextManager[None]:
-    """Add the duration of the block to the current `PermitWait`, if there is one."""
     wait = PERMIT_WAIT.get()
     return nullcontext() if wait is None else wait.measure()
 
 
-# Loggers.
-
 _NUMBER = re.compile(r"\d+")
-#: Distinct warnings of a run that are stored; others are logged each time.
-_MOST_WARNINGS = 1000
+_MOST_WARNINGS = 1000  # later distinct warnings of a run are logged each time
 
 
 class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that writes each warning and error as one line of bounded length.
+    """Writes each warning and error as one line of bounded length.
 
-    Texts and errors among the arguments pass through `one_line`; numbers and `TextLine`s do not change. Lines below
-    WARNING do not change either.
+    Numbers and `TextLine`s do not change, and lines below WARNING do not either.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
@@ -172,12 +163,11 @@ def bounded_logger(name: str) -> BoundedLogger:
 
 
 class _RunWarnings:
-    """Warnings of the tasks of one run. Similar ones, which differ only in numbers, are logged once and counted."""
+    """Warnings of one run that differ only in numbers are logged once and counted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: by the text without numbers
-        self._first: dict[str, tuple[logging.Logger, int, str]] = {}
+        self._first: dict[str, tuple[logging.Logger, int, str]] = {}  # by the text without numbers
         self._more: Counter[str] = Counter()
 
     def is_repeated(self, logger: logging.Logger, level: int, text: str) -> bool:
@@ -196,13 +186,12 @@ class _RunWarnings:
             logger.log(level, "%s more like: %s", f"{count:,}", text)
 
 
-#: by run
 _warnings: dict[str, _RunWarnings] = {}
 
 
 @contextmanager
 def merge_warnings(run_id: str) -> Generator[None]:
-    """Log a run's warnings that differ only in numbers once inside the block, and their counts at its end."""
+    """Log similar warnings of a run once inside the block, and their counts at its end."""
     merged = _warnings[run_id] = _RunWarnings()
     try:
         yield
@@ -217,8 +206,7 @@ def is_repeated(run_id: str, logger: logging.Logger, level: int, msg: object, *a
     return merged is not None and merged.is_repeated(logger, level, str(msg) % args if args else str(msg))
 
 
-#: Name of the logger of notices to the user.
-NOTICES = "ensemble_ray.notices"
+NOTICES = "ensemble_ray.notices"  # logger of notices to the user
 
 _log = logging.getLogger(NOTICES)
 if _log.level == logging.NOTSET:  # otherwise the root's level, WARNING, applies
@@ -226,7 +214,7 @@ if _log.level == logging.NOTSET:  # otherwise the root's level, WARNING, applies
 
 
 def notify(text: str) -> None:
-    """Log a notice as INFO, or write it to standard error if logging is not configured."""
+    """Log as INFO, or write to standard error if logging is not configured."""
     if not _log.isEnabledFor(logging.INFO):
         return
     line = one_line(text)

@@ -1,4 +1,4 @@
-"""Old names of merged modules; imports and pickled submissions may use them until 1.0."""
+"""Old names of merged modules, for imports and pickled submissions until 1.0."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: Removed packages, and the packages that replace them.
 _PACKAGES = {"limits": "llm.limits", "llm.local_engine": "llm", "loader": "teamfile", "tools.process": "tools.builtin"}
-#: Modules, each with the modules that were merged into it; names without a package were in the same package.
+#: Old names by new one; names without a package were in the same package.
 _MERGED = {
     "definition.agent": "own_runner process_fields questions remote_agent",
     "definition.ensemble": "hierarchy levels",
@@ -135,7 +134,7 @@ _MERGED = {
     "values.value": "foreign_names rate_limit",
 }
 
-#: Old name -> new name, of modules and packages.
+#: Of modules and packages.
 NEW_NAMES = {f"ensemble_ray.{old}": f"ensemble_ray.{new}" for old, new in _PACKAGES.items()} | {
     f"ensemble_ray.{old if '.' in old else '.'.join([*new.split('.')[:-1], old])}": f"ensemble_ray.{new}"
     for new, merged in _MERGED.items()
@@ -144,7 +143,6 @@ NEW_NAMES = {f"ensemble_ray.{old}": f"ensemble_ray.{new}" for old, new in _PACKA
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Return the import spec of a module under its old name; None if the name is unknown."""
     new = NEW_NAMES.get(name)
     if new is None:
         return None
@@ -156,10 +154,10 @@ class _Alias(Loader):
         self._new = new
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let the import system create a module; `exec_module` replaces it."""
+        """Let the import system create a module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace a module by the new one. A removed package keeps its module, because Python looks up submodules in it."""
+        """A removed package keeps its module, because Python looks up submodules in it."""
         new = importlib.import_module(self._new)
         if hasattr(module, "__path__"):
             module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]

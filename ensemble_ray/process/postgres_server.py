@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: parameters, sessions, retries, and messages about failures without a password."""
+"""Connections to PostgreSQL: parameters, retries, and messages about failures without a password."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ T = TypeVar("T")
 
 _log = bounded_logger(__name__)
 
-#: Delays between attempts to reach the server again, s; the last one repeats.
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-#: Defaults for a URL. A dead peer is detected after about 15 s of silence, or 10 s with unacknowledged data.
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # between attempts to reach the server; the last one repeats
+#: A dead peer is detected after about 15 s of silence, or 10 s with unacknowledged data.
 _REACH = {
     "connect_timeout": "5",
     "keepalives_idle": "5",
@@ -25,8 +24,8 @@ _REACH = {
     "tcp_user_timeout": "10000",
     "application_name": "ensemble_ray",
 }
-#: Settings of every session: commits are on disk; a client that freezes inside a transaction, or dies with its host,
-#: holds its locks for seconds instead of the hours of TCP's defaults.
+#: Commits are on disk. A client that freezes inside a transaction, or dies with its host, holds its locks for seconds;
+#: TCP's defaults are hours.
 SESSION: Mapping[str, str] = {
     "synchronous_commit": "on",
     "client_encoding": "UTF8",
@@ -36,7 +35,7 @@ SESSION: Mapping[str, str] = {
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
 }
-#: Applies settings to a session; parameters are names and values.
+#: Parameters are names and values.
 SET_SESSION = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS s (name, value)"
 #: SQLSTATE of temporary failures: lost connections, restarts, too many clients, deadlocks, lock timeouts.
 _PASSING = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "55P03", "25P03")
@@ -48,7 +47,7 @@ _ADVICE = {
 
 
 def parameters_of(url: str, *, needed_by: str) -> dict[str, Any]:
-    """Return connection parameters for the database of a URL; `needed_by` starts the message about a missing driver."""
+    """`needed_by` starts the message about a missing driver."""
     try:
         importlib.import_module("psycopg")
     except ImportError as error:
@@ -67,7 +66,6 @@ def parameters_of(url: str, *, needed_by: str) -> dict[str, Any]:
 
 
 def location_of(parameters: Mapping[str, Any]) -> str:
-    """Return the database's URL without user and password."""
     host, name = str(parameters.get("host", "")), str(parameters.get("dbname", ""))
     if not host or host.startswith("/"):
         return f"postgresql:///{name}" + (f"?host={host}" if host else "")
@@ -86,7 +84,6 @@ def is_passing(error: BaseException) -> bool:
 
 
 def advice_for(error: BaseException, *, schema: str) -> str:
-    """Return advice to a user of the tables of that schema."""
     if is_passing(error):
         return "Check that the server runs and that URL, user and password are right"
     state = str(getattr(error, "sqlstate", None) or "")
@@ -96,7 +93,6 @@ def advice_for(error: BaseException, *, schema: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without its full stop."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer"
     return message_of(error).strip().splitlines()[0].rstrip(".")
@@ -112,8 +108,8 @@ def try_patiently(
 ) -> T:
     """Call `attempt`, again after the server was lost. It blocks.
 
-    `attempt` calls its argument when it has a connection, before any change. After that there is no retry unless the
-    work is repeatable, because the lost server may have committed it.
+    `attempt` calls its argument when it has a connection. After that only repeatable work is retried, because the lost
+    server may have committed the change.
     """
     import psycopg
 

@@ -1,7 +1,7 @@
 """Private files and directories of this user, Ray's among them, and the Ray cluster of a process.
 
-A private file gets its name after its content and its mode, so that other users can never read it. Checks use the open
-file, because a path may lead to another file a moment later. Systems without file owners, such as Windows, skip them.
+A private file gets its name after its content and its mode. Checks use the open file, because a path may lead to
+another file a moment later. Systems without file owners, such as Windows, skip them.
 """
 
 from __future__ import annotations
@@ -23,28 +23,24 @@ from ensemble_ray.errors import EnsembleError
 from ensemble_ray.process.context import bounded_logger
 
 _log = bounded_logger(__name__)
-#: Bytes of a private file that are read; secrets are short.
-_MOST_BYTES = 65_536
+_MOST_BYTES = 65_536  # secrets are short
 _FILE, _DIRECTORY = 0o600, 0o700
 _OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
 _HAS_OWNERS = hasattr(os, "geteuid")
-#: Do not follow a symbolic link, and do not wait for the writer of a pipe.
+#: Follow no symbolic link, and do not wait for the writer of a pipe.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-#: Longest path of a socket. Ray adds the names of a session and of a socket to its directory.
+#: Ray adds the names of a session and of a socket to its directory.
 _LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
 _BELOW = "/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _ADDRESS = re.compile(r"--gcs-address=(\S+)")
 _RAYLET = "raylet"
 _RAYLET_OF_TEMPLATE = re.compile(r"--raylet-pid=(\d+)")
-#: Variables with which Ray's processes authenticate.
-_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-#: How many ancestors of a process are searched.
+_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # Ray's processes authenticate with these
 _MOST_PARENTS = 4
 
 
 def create_private_file(path: Path, content: bytes) -> bool:
-    """Create a private file, and return whether it did not exist before."""
     if os.path.lexists(path):
         return False
     draft = _draft_path(path)
@@ -68,7 +64,7 @@ def replace_private_file(path: Path, content: bytes) -> None:
 
 
 def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return the first bytes of a private file. If other users can read it, change its mode and log a warning.
+    """If other users can read the file, change its mode and log a warning.
 
     Refuse a link, another user's file, and one that other users could replace.
     """
@@ -95,7 +91,7 @@ def read_private_file(path: Path, *, most_bytes: int = _MOST_BYTES) -> bytes:
 
 
 def exposed_bits(path: Path) -> int:
-    """Return the bits of a file's mode for other users; refuse the same files as `read_private_file`."""
+    """Return the mode's bits for other users; refuse files as `read_private_file` does."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise _unsafe_error(path, "is a symbolic link")
@@ -103,7 +99,7 @@ def exposed_bits(path: Path) -> int:
 
 
 def private_directory(base: Path, name: str) -> Path:
-    """Return a directory in `base` that only this user may enter; create it if necessary.
+    """Return a directory that only this user may enter.
 
     The name is random if another user has taken `name`, which is possible in a directory like `/tmp`.
     """
@@ -159,11 +155,8 @@ def _unsafe_error(path: Path, reason: str) -> EnsembleError:
     )
 
 
-# Ray's files.
-
-
 def token_file() -> Path | None:
-    """Return the file of Ray's token; None if the environment contains the token."""
+    """Return None if the environment contains the token."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return None
     chosen = os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -171,7 +164,7 @@ def token_file() -> Path | None:
 
 
 def secure_token_file() -> None:
-    """Create Ray's token file, or secure it; a missing file that the environment names is not created."""
+    """Create or secure Ray's token file; a missing file that the environment names is not created."""
     path = token_file()
     if path is None:
         return
@@ -182,14 +175,13 @@ def secure_token_file() -> None:
 
 
 def ray_base_directory() -> Path:
-    """Return the directory in which Ray creates its directory."""
     chosen = os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None)
     default = "/tmp" if os.name == "posix" else tempfile.gettempdir()  # noqa: S108  Ray's default
     return Path(chosen or default)
 
 
 def private_ray_directory() -> Path:
-    """Return a directory for a local instance's sockets, ports and logs, inside one that only this user may enter.
+    """Return a directory for a local instance's sockets, ports and logs.
 
     Ray makes its directory accessible to all users, so it needs a private one above it.
     """
@@ -206,18 +198,14 @@ def private_ray_directory() -> Path:
     return private_directory(base, name) / "ray"
 
 
-# The cluster of a process.
-
-
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
     address: str
-    #: variables with which its processes authenticate
     environment: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 def find_cluster(pid: int) -> FoundCluster | None:
-    """Return the cluster of a process of this machine; None if it has none, or is another user's."""
+    """Return None if the process has no cluster, or is another user's."""
     try:
         process = psutil.Process(pid)
         if process.uids().real != os.getuid():

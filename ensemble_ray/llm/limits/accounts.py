@@ -1,7 +1,7 @@
-"""Accounts of run budgets: local to one process, or kept in the cluster's limiter actor for many processes.
+"""Accounts of run budgets: of one process, or in the cluster's limiter actor for many processes.
 
-Messages may arrive twice or late, because each process sends the total of its spending. A restarted service has no
-totals: it refuses claims under another `life` until their process has sent its balance (S-BUD-8).
+Messages may arrive twice or late, so each process sends the total of its spending. A restarted service has no totals:
+it refuses claims under another `life` until their process has sent its balance (S-BUD-8).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
 _log = bounded_logger(__name__)
 T = TypeVar("T")
 
-#: Names of closed accounts that the service remembers, so that a late message opens none of them again.
-_CLOSED = 1024
+_CLOSED = 1024  # closed accounts that the service remembers, because late messages must not open them
 _RETRY_S = 0.1
 
 
@@ -38,7 +37,7 @@ class LocalAccount:
         return self._queue.budget.spent
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request of that estimate may be sent, and return its claim; raise if it will never fit."""
+        """Wait until a request may be sent, and return its claim; raise if it will never fit."""
         claim = str(next(self._claims))
         try:
             verdict = await self._queue.ask(claim, estimate)
@@ -62,22 +61,19 @@ class LocalAccount:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
     spent: Amount
-    #: spent by dead processes, as of the last reply
-    base: Amount
+    base: Amount  # spent by dead processes, as of the last reply
     claims: Mapping[str, Amount]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetClaim:
-    """A request to be sent. The reply is `Granted`, `Rejected`, `BalanceRequired`, or None if it was charged meanwhile."""
+    """The reply is `Granted`, `Rejected`, `BalanceRequired`, or None if it was charged meanwhile."""
 
     budget: RunBudget
     holder: str
-    #: unique over all holders
-    claim: str
+    claim: str  # unique over all holders
     amount: Amount
-    #: life of the service that has this process's balance
-    life: str
+    life: str  # life of the service that has this process's balance
     balance: Balance | None = None
 
 
@@ -86,8 +82,7 @@ class Charged:
     budget: RunBudget
     holder: str
     claim: str
-    #: total of the process under this account, this request included
-    spent: Amount
+    spent: Amount  # total of the process, this request included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +107,13 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class BalanceRequired:
-    """The service needs the balance of that process first."""
+    """The service needs the process's balance first."""
 
 
 BudgetReply = Granted | Rejected | BalanceRequired | None
 
 
 class BudgetService:
-    """Keeps any number of accounts; all callers are on one event loop."""
-
     def __init__(self) -> None:
         self._life = new_object_id()
         self._accounts: dict[str, _Account] = {}
@@ -177,23 +170,20 @@ class BudgetService:
 
 
 class RemoteBudgetService(Protocol):
-    """A connection to a `BudgetService` in another process."""
-
     async def account(self, message: BudgetMessage) -> BudgetReply:
-        """Deliver a message and return its reply; raise `ConnectionError` while the service cannot be reached."""
+        """Return the reply; raise `ConnectionError` while the service cannot be reached."""
         ...
 
 
 class RemoteAccount:
-    """The account of a run if other processes make requests too; `holder` is this process's name, unique for its life."""
+    """The account of a run with requests of several processes; `holder` is this process's unique name."""
 
     def __init__(self, service: RemoteBudgetService, budget: RunBudget, *, holder: str) -> None:
         self._service = service
         self._budget = budget
         self._holder = holder
         self._numbers = itertools.count()
-        #: life of the service that has this process's balance; "" if none has
-        self._life = ""
+        self._life = ""  # life of the service that has this process's balance, or ""
         self._base = budget.spent
         self._open: dict[str, Amount] = {}
         self._background: set[asyncio.Task[object]] = set()
@@ -201,12 +191,12 @@ class RemoteAccount:
         self.spent = NOTHING
 
     async def reserve(self, estimate: Amount) -> str:
-        """Reserve as `LocalAccount` does; retry without end while the service cannot be reached."""
+        """Retry without end while the service cannot be reached."""
         while True:
             claim = f"{self._budget.account}/{self._holder}/{next(self._numbers)}"
             call = self._start(self._claim(claim, estimate))
             try:
-                # Shielded: if the caller is cancelled, `_withdraw` needs the reply to release the claim.
+                # If the caller is cancelled, `_withdraw` needs the reply.
                 reply = await asyncio.shield(call)
             except asyncio.CancelledError:
                 if not call.cancelling():  # otherwise the loop is ending, and the end of this process is the report
@@ -228,7 +218,7 @@ class RemoteAccount:
             await self._send("")
 
     def close(self) -> None:
-        """Stop sending and retrying: the service may be gone for good."""
+        """Stop retrying: the service may be gone for good."""
         self._is_closed = True
         for task in self._background:
             task.cancel()
@@ -261,7 +251,7 @@ class RemoteAccount:
             await self._send(claim)
 
     async def _send(self, claim: str) -> None:
-        """Report the end of a request until the report arrives: others wait for the reserved amount."""
+        """Repeat the report until it arrives: others wait for the reserved amount."""
         while True:
             try:
                 await self._service.account(
@@ -286,7 +276,7 @@ class _BudgetQueue:
         self._lock = threading.RLock()
 
     async def ask(self, claim: str, amount: Amount, holder: str = "") -> Verdict | None:
-        """Return the verdict, or None if the request was charged while it waited."""
+        """Return None if the request was charged while it waited."""
         loop = asyncio.get_running_loop()
         with self._lock:
             waiter = self._waiters.get(claim)
@@ -314,10 +304,8 @@ class _BudgetQueue:
 @dataclass(slots=True)
 class _Account:
     queue: _BudgetQueue
-    #: spent before the run began and by dead processes
-    base: Amount
-    #: process -> its reported total
-    spent: dict[str, Amount] = field(default_factory=dict[str, Amount])
+    base: Amount  # spent before the run began and by dead processes
+    spent: dict[str, Amount] = field(default_factory=dict[str, Amount])  # total by process
 
     def update(self, holder: str, spent: Amount, base: Amount = NOTHING) -> Amount:
         before, base_before = self.spent.get(holder, NOTHING), self.base

@@ -1,4 +1,4 @@
-"""A circuit breaker and an adaptive concurrency limit as pure machines; `at` is an instant in s, of any origin."""
+"""A circuit breaker and an adaptive concurrency limit as pure machines; instants `at` are in s."""
 
 from __future__ import annotations
 
@@ -7,45 +7,37 @@ from enum import Enum, auto
 from typing import Literal
 
 FAILURES_TO_OPEN = 5
-#: The breaker opens only if at least this share of the last calls failed.
-SHARE_TO_OPEN = 0.5
+SHARE_TO_OPEN = 0.5  # the breaker opens only at this share of failures in the window
 WINDOW = 20
 FIRST_OPEN_S = 5.0
 LONGEST_OPEN_S = 60.0
 
 
 class CallAdmission(Enum):
-    """Whether a call may be sent."""
-
     GO = auto()
-    #: send it as the probe; other calls wait for its result
-    PROBE = auto()
+    PROBE = auto()  # other calls wait for its result
     WAIT = auto()
 
 
 class Breaker:
     """The circuit breaker of one endpoint (S-DUR-64).
 
-    1. Closed: calls are sent, and consecutive failures are counted in order of arrival. An answer resets the count.
-       A failure that arrived before the last answer and is reported later does not count.
-    2. The breaker opens at the fifth consecutive failure if at least half of the last 20 calls failed. Calls wait, 5 s
-       the first time. Retries cover a few failures among many answers.
-    3. Then one call is sent as a probe. Its answer closes the breaker. Its failure opens the breaker again for twice as
-       long, up to 60 s. A probe without a result, such as a cancelled one, leaves its place to the next call.
+    1. Closed: calls are sent, and consecutive failures are counted. An answer resets the count; an earlier failure
+       that is reported later does not count.
+    2. It opens at the fifth consecutive failure if at least half of the last 20 calls failed. Calls wait, 5 s at first.
+    3. Then one call is sent as a probe. Its answer closes the breaker. Its failure doubles the wait, up to 60 s.
+       A probe without a result leaves its place to the next call.
     4. Of calls that were sent before the opening, an answer closes the breaker and a failure has no effect.
     5. A process sends no probe for 60 s after another process sent one: that process may be dead. Processes that learn
-       of the opening from an update wait a little longer than its sender, so that their probes do not coincide.
+       of the opening from an update wait a little longer, so that probes do not coincide.
     """
 
     def __init__(self) -> None:
         self._failures = 0
-        #: whether each of the last calls failed
         self._window: deque[bool] = deque(maxlen=WINDOW)
         self._answered_at = float("-inf")
-        #: the latest waiting time; None while closed
-        self._open_s: float | None = None
-        #: while open: the earliest instant of a probe
-        self._probe_at = 0.0
+        self._open_s: float | None = None  # None: closed
+        self._probe_at = 0.0  # the earliest instant of a probe
         self._is_probing = False
         self.last_failure = ""
 
@@ -71,11 +63,11 @@ class Breaker:
         return CallAdmission.PROBE
 
     def wakes_at(self) -> float | None:
-        """Return when a waiting call should try again; None: at the end of the probe."""
+        """Return None if a call waits for the end of a probe."""
         return None if self._is_probing else self._probe_at
 
     def record_failure(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
-        """Count a failure of the endpoint that arrived at `at`; `extra_s` is additional waiting time for an update."""
+        """`at` is the arrival of the failure; `extra_s` is additional waiting time."""
         self.last_failure = what
         if self._open_s is not None:
             if is_probe:
@@ -89,7 +81,7 @@ class Breaker:
             self._open(at, FIRST_OPEN_S, extra_s)
 
     def record_answer(self, at: float = float("-inf"), count: int = 1) -> None:
-        """Close the breaker after `count` answers; by default they are older than any failure."""
+        """By default the answers are older than any failure."""
         self._window.extend([False] * min(count, WINDOW))
         self._answered_at = max(self._answered_at, at)
         self._failures = 0
@@ -110,15 +102,13 @@ class Breaker:
 
 
 class AdaptiveLimit:
-    """Additive increase and multiplicative decrease of one endpoint's calls in flight."""
+    """Additive increase and multiplicative decrease of an endpoint's calls in flight."""
 
     def __init__(self) -> None:
         self._answers = 0
         self._is_fresh = False
-        #: None: no limit
-        self.limit: int | None = None
-        #: number of decreases; a call stores the number under which it was sent
-        self.generation = 0
+        self.limit: int | None = None  # None: no limit
+        self.generation = 0  # number of decreases; a call stores the number at its start
 
     def allows(self, sent: int) -> bool:
         return self.limit is None or sent < self.limit
@@ -135,7 +125,7 @@ class AdaptiveLimit:
             self._lower(sent)
 
     def record_answer(self, wanted: int) -> None:
-        """Count an answer; `wanted` is the number of calls in flight, waiting, or about to be retried."""
+        """`wanted` is the number of calls in flight, waiting, or about to be retried."""
         if self.limit is None:
             return
         self._is_fresh = False

@@ -1,4 +1,4 @@
-"""A token bucket as a pure machine; instants `at` are in s, of any origin."""
+"""A token bucket as a pure machine; instants `at` are in s."""
 
 from __future__ import annotations
 
@@ -10,24 +10,18 @@ from typing import assert_never
 
 from ensemble_ray.errors import IllegalStateError
 
-#: Life of a lease, s (S-SET-36).
-LEASE_S = 0.1
-#: A holder that was silent for this long gets no share of the tokens, s.
-_HOLDER_MEMORY_S = 10.0
-#: How long late reports on an ended lease are accepted, s.
+LEASE_S = 0.1  # S-SET-36
+_HOLDER_MEMORY_S = 10.0  # a holder that was silent for longer gets no share
 _LATE_REPORTS_S = 10.0
-#: Resolution of instants and timers, s.
-_SLACK_S = 1e-6
+_SLACK_S = 1e-6  # resolution of instants and timers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    #: unique over all holders; also the name of the lease, if there is one
-    waiter: str
+    waiter: str  # unique over all holders; also the name of its lease
     holder: str
     timeout_s: float
-    #: permits that the holder could use within a lease's life, including this one
-    want: int = 1
+    want: int = 1  # permits that the holder could use within a lease's life, including this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +31,14 @@ class WaiterCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refunded:
-    """Granted permits were not used, because their waiter had left."""
+    """The waiters of granted permits had left."""
 
     permits: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """A holder's report on a lease. `used` counts from the start of the lease, so reports may be lost or swapped."""
+    """`used` counts from the start of the lease, so reports may be lost or swapped."""
 
     lease: str
     used: int
@@ -52,8 +46,6 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """A holder ends a lease; `used` as in `Used`."""
-
     lease: str
     used: int
 
@@ -75,7 +67,7 @@ Stimulus = Requested | WaiterCancelled | Refunded | Used | Returned | HolderGone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Grant permits to a waiter; several are a lease named like the waiter, with its first permit used."""
+    """Several permits are a lease named like the waiter, with its first permit used."""
 
     waiter: str
     permits: int = 1
@@ -83,28 +75,26 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expire:
-    """Report to a waiter that its deadline has passed."""
-
     waiter: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dismiss:
-    """Remove a waiter without an answer: it left, or its holder is gone."""
+    """Remove a waiter that left, or with a holder that is gone."""
 
     waiter: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """Report to a lease's holder that the lease has ended; sent once per lease."""
+    """The lease has ended; sent once per lease."""
 
     lease: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
-    """Send `Ticked` at that instant. The waiter at the head of the queue does so."""
+    """The waiter at the head of the queue sends `Ticked` then."""
 
     at: float
     waiter: str
@@ -119,17 +109,16 @@ class TokenBucket:
     1. One token arrives per interval = period / requests. A new bucket has one token, and a bucket has at most
        `requests` of them (S-RATE-11).
     2. Waiters are served in order of arrival. One that leaves uses no token (S-RATE-13).
-    3. A waiter expires if no token arrives before its deadline. A token that arrives at the deadline counts (S-RATE-12).
-    4. A grant is one permit, for immediate use. It is a lease of several permits only if the queue is empty and there
-       are more tokens than holders. The share of a holder is tokens / holders (S-SET-36).
+    3. A waiter expires if no token arrives before its deadline or at it (S-RATE-12).
+    4. A grant is one permit for immediate use, or a lease of several if no waiter is in the queue and there are more
+       tokens than holders. The share of a holder is tokens / holders (S-SET-36).
     5. Unused leased permits count toward the capacity, so a lease never raises the limit.
     6. A lease ends after 100 ms, when its holder dies, or when it is used up or returned. Its unused permits become
        tokens again. All leases are recalled when a waiter enters the queue (S-SET-36).
     7. A use that is reported after the end of its lease is charged: the bucket goes into debt.
 
-    All tokens are one number, the instant at which the next token is or was complete. Each use moves it by one
-    interval, so waiting has no cost and rounding errors do not add up. An earlier `at` than the last one counts as the
-    last one.
+    All tokens are one number, the instant of the next complete token, which each use moves by one interval. So waiting
+    has no cost, and rounding errors do not add up. The latest `at` counts.
     """
 
     def __init__(self, *, requests: int, period_s: float, at: float) -> None:
@@ -138,16 +127,13 @@ class TokenBucket:
         self._slack_s = min(_SLACK_S, self._interval_s / 1000)
         self._now = at
         self._ready_at = at
-        #: in order of arrival; an OrderedDict, since a dict's front is slow to reach after many removals
+        #: in order of arrival; the front of a dict is slow to reach after many removals
         self._queue: OrderedDict[str, Requested] = OrderedDict()
-        #: heap of (deadline, waiter); waiters no longer in the queue are skipped
+        #: heap of (deadline, waiter), with waiters that have left the queue
         self._deadlines: list[tuple[float, str]] = []
-        #: running leases, oldest first
-        self._leases: OrderedDict[str, _Lease] = OrderedDict()
-        #: ended leases in order of their ends, for late reports
-        self._ended: OrderedDict[str, _Lease] = OrderedDict()
-        #: holder -> its last request
-        self._holders: dict[str, float] = {}
+        self._leases: OrderedDict[str, _Lease] = OrderedDict()  # oldest first
+        self._ended: OrderedDict[str, _Lease] = OrderedDict()  # in order of their ends, for late reports
+        self._holders: dict[str, float] = {}  # holder -> its last request
         self._unused_leased = 0
 
     @property
@@ -155,7 +141,7 @@ class TokenBucket:
         return self.tokens_at(self._now)
 
     def tokens_at(self, at: float) -> int:
-        """Return the whole tokens at an instant if no stimulus arrives until then."""
+        """Return the whole tokens if no stimulus arrives until then."""
         if at < self._ready_at - self._slack_s:
             return 0
         whole = int((at - self._ready_at + self._slack_s) / self._interval_s) + 1
@@ -178,7 +164,7 @@ class TokenBucket:
         return found is not None and not found.is_recalled
 
     def is_idle(self, at: float, *, for_s: float) -> bool:
-        """Whether no waiter and no lease is left, and there was no stimulus for so long."""
+        """Whether the bucket has no waiters, no leases, and no stimulus for so long."""
         is_held = any(lease.expires_at > at for lease in self._leases.values())
         return not self._queue and not is_held and at - self._now >= for_s
 
@@ -238,14 +224,12 @@ class TokenBucket:
         for name in [name for name, lease in self._leases.items() if lease.holder == holder]:
             self._end_lease(name, done)
 
-    # Time and tokens.
-
     @property
     def _is_ready(self) -> bool:
         return self._now >= self._ready_at - self._slack_s
 
     def _advance(self, at: float, done: list[Instruction]) -> None:
-        # Leases end first: their permits were free from that end on, however late it is noticed.
+        # Permits of a lease are free from its end on, however late that is noticed.
         for name, lease in list(self._leases.items()):
             if lease.expires_at > at + _SLACK_S:
                 break
@@ -256,28 +240,25 @@ class TokenBucket:
             self._ended.popitem(last=False)
 
     def _add_tokens(self, permits: int) -> None:
-        """Add tokens up to the capacity; it may have been exceeded with the passing of time too."""
+        """Time may have exceeded the capacity too."""
         free = self._capacity - self._unused_leased
         self._ready_at -= permits * self._interval_s
         self._ready_at = max(self._ready_at, self._now - (free - 1) * self._interval_s)
-
-    # The queue.
 
     def _request(self, request: Requested, done: list[Instruction]) -> None:
         if request.waiter in self._queue:
             raise IllegalStateError(f"Waiter '{request.waiter}' asks again while it waits")
         self._holders[request.holder] = self._now
         if not self._queue and self._is_ready:
-            self._grant(request, self._share(request.want), done)
+            permits = 1
+            if request.want > 1 and self.tokens > 1:
+                recent = {name: at for name, at in self._holders.items() if self._now - at <= _HOLDER_MEMORY_S}
+                self._holders = recent
+                permits = max(1, min(request.want, self.tokens // len(recent)))
+            self._grant(request, permits, done)
             return
         self._queue[request.waiter] = request
         heapq.heappush(self._deadlines, (self._now + request.timeout_s, request.waiter))
-
-    def _share(self, want: int) -> int:
-        if want <= 1 or self.tokens <= 1:
-            return 1
-        self._holders = {name: seen for name, seen in self._holders.items() if self._now - seen <= _HOLDER_MEMORY_S}
-        return max(1, min(want, self.tokens // len(self._holders)))
 
     def _serve(self, done: list[Instruction]) -> None:
         while self._queue and self._is_ready:
@@ -298,8 +279,6 @@ class TokenBucket:
             self._leases[request.waiter] = _Lease(holder=request.holder, size=permits - 1, expires_at=expires_at)
             self._unused_leased += permits - 1
         done.append(Grant(waiter=request.waiter, permits=permits))
-
-    # Leases.
 
     def _report(self, name: str, used: int, done: list[Instruction]) -> None:
         lease = self._leases.get(name) or self._ended.get(name)
@@ -326,8 +305,7 @@ class TokenBucket:
 @dataclass(slots=True, kw_only=True)
 class _Lease:
     holder: str
-    #: permits beside the first one
-    size: int
+    size: int  # permits beside the first one
     expires_at: float
     used: int = 0
     is_recalled: bool = False

@@ -1,4 +1,4 @@
-"""The budget of one run as a pure machine: which requests may be sent, and which never will."""
+"""The budget of one run as a pure machine: which requests may be sent."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ class Budget:
 
     1. Requests are served in order of arrival. The first proceeds when its estimate fits into the rest of the limit,
        which is neither spent nor reserved.
-    2. If the first one does not fit and no request is in flight, the budget is exhausted for good: all waiting and
-       later requests are refused.
-    3. The real cost replaces the reserved estimate. It is 0 for a request that failed or was cancelled, or if its
-       process died.
+    2. If it does not fit and no request is in flight, the budget is exhausted: all requests are refused from then on.
+    3. The real cost replaces the estimate. It is 0 for a request that failed, was cancelled, or lost its process.
     """
 
     def __init__(self, limit: RunBudget) -> None:
@@ -46,7 +44,6 @@ class Budget:
         self.reserved = NOTHING
         self.is_exhausted = False
         self._open: dict[str, _Claim] = {}
-        #: in order of arrival
         self._waiting: dict[str, _Claim] = {}
 
     @property
@@ -70,14 +67,13 @@ class Budget:
         return self._serve()
 
     def release(self, holder: str) -> list[Verdict]:
-        """Drop the claims of a dead process."""
         for claims in (self._open, self._waiting):
             for name in [name for name, claim in claims.items() if claim.holder == holder]:
                 self._drop(name)
         return self._serve()
 
     def restate(self, spent: Amount, claims: Mapping[str, Amount], holder: str) -> None:
-        """Add amounts that were spent and reserved elsewhere under this budget, whether or not they fit."""
+        """Add amounts from elsewhere, even if they exceed the limit."""
         self.spent += spent
         for name, amount in claims.items():
             if name not in self._open:

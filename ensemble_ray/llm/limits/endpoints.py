@@ -1,7 +1,6 @@
 """Circuit breakers and adaptive limits of all endpoints that one process calls.
 
-`EndpointService` and its calls carry out the decisions of `Breaker` and `AdaptiveLimit`. Callers may be on several
-event loops and threads. While an endpoint works, a call costs a look-up and a few set operations, without a lock.
+Callers may be on several event loops and threads. While an endpoint works, a call takes no lock.
 """
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
 
 _log = bounded_logger(__name__)
 
-#: How much longer a process waits before its probe if it learned of the failure from an update, s: minimum, maximum.
-_EXTRA_S = (0.1, 1.0)
+_EXTRA_S = (0.1, 1.0)  # additional waiting time after an update, s: minimum, maximum
 _MOST_FAILURE = 500
 
 
-#: A call failed, a probe failed, an answer arrived after failures, the endpoint asked for fewer calls, a probe was sent.
 _Category = Literal["failed", "probe_failed", "answered", "refused", "probing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointUpdate:
-    """A report about an endpoint to other processes; it contains no key."""
+    """A report to other processes; it contains no key."""
 
     endpoint: str
     category: _Category
@@ -41,7 +38,7 @@ class EndpointUpdate:
 
 
 class EndpointService:
-    """All endpoints of one process. `share` sends updates to other processes; it must neither wait nor raise."""
+    """`share` sends updates to other processes; it must neither wait nor raise."""
 
     def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointUpdate], None] | None = None) -> None:
         self.clock: Clock = clock or MonotonicClock()
@@ -108,7 +105,7 @@ class EndpointCall:
         endpoint.wanted.add(self)
 
     def try_begin(self) -> bool:
-        """Begin an attempt if the endpoint allows it now and no other call waits; otherwise await `wait`."""
+        """Return False if the caller must await `wait`."""
         endpoint = self._endpoint
         if endpoint.is_calm:
             self._generation = endpoint.limit.generation
@@ -123,11 +120,10 @@ class EndpointCall:
         return True
 
     async def wait(self, patience_s: float) -> float:
-        """Begin an attempt when breaker and limit allow it, in order of arrival; return the wait for the breaker, s.
+        """Begin an attempt in order of arrival; return the wait for the breaker, s.
 
         Raises:
-            CircuitOpenError: the breaker was open for `patience_s`. Waiting for the limit does not count, because then
-                other calls receive answers.
+            CircuitOpenError: the breaker was open for `patience_s`, without the wait for the limit.
         """
         endpoint, waiter = self._endpoint, _Waiter(self)
         with self._service.lock:
@@ -190,7 +186,7 @@ class EndpointCall:
         with service.lock:
             is_change, was_open = not endpoint.breaker.is_calm, endpoint.breaker.is_open
             endpoint.breaker.record_answer(service.clock.now())
-            # The answered call is still among the wanted ones.
+            # The answered call is still wanted.
             endpoint.limit.record_answer(len(endpoint.wanted) - 1)
             endpoint.admit_waiters(service.clock.now())
         if was_open:
@@ -210,12 +206,12 @@ class EndpointCall:
             endpoint.admit_waiters(service.clock.now())
         if opens:
             _log.warning("Endpoint %s fails for everybody; calls to it wait. Last failure: %s", endpoint.name, what)
-        # Failures of calls that were sent before the opening have no effect in other processes either.
+        # Failures of calls from before the opening have no effect elsewhere either.
         if is_probe or not was_open:
             service.publish(endpoint, "probe_failed" if is_probe else "failed", what)
 
     def record_refusal(self) -> None:
-        """End the attempt because the endpoint asked for fewer calls (429); it keeps the count of failures."""
+        """The endpoint asked for fewer calls (429); the count of failures stays."""
         endpoint, service, is_probe = self._endpoint, self._service, self._is_probe
         self._is_probe = False
         with service.lock:
@@ -255,22 +251,20 @@ class _Waiter:
 
 
 class _Endpoint:
-    """The state of one endpoint; methods are called under the service's lock."""
+    """Methods are called under the service's lock."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.breaker = Breaker()
         self.limit = AdaptiveLimit()
-        #: calls that want an answer, also between two attempts; sets, because one operation on them needs no lock
+        #: calls between their attempts, too; one operation on a set needs no lock
         self.wanted: set[EndpointCall] = set()
         self.sent: set[EndpointCall] = set()
         self.waiters: deque[_Waiter] = deque()
-        #: whether calls may skip the lock
-        self.is_calm = True
-        #: the state that the waiters were last woken for: whether the breaker is open, and until when
+        self.is_calm = True  # calls may skip the lock
+        #: state that the waiters were last woken for: whether the breaker is open, and until when
         self._announced: tuple[bool, float | None] = (False, None)
-        #: number of the answers that the breaker has not counted, and the instant of the last one
-        self.quiet_answers = 0
+        self.quiet_answers = 0  # answers that the breaker has not counted, and the instant of the last one
         self.answered_at = float("-inf")
 
     def count_quiet_answers(self) -> None:

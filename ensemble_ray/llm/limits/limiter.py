@@ -1,8 +1,7 @@
 """Rate limiters: token buckets of one process (`LocalLimiter`) or of a cluster (`LimiterService`, `LeasingLimiter`).
 
-`LimiterService` carries out the instructions of the bucket machines. Callers may be on several event loops and threads.
-There is no thread and no polling: the first waiter in a queue sets the timer on its own loop. A waiter whose
-loop was closed without a cancellation leaves the queue at the next message.
+Callers may be on several event loops and threads. The first waiter in a queue sets the timer on its own loop. A waiter
+whose loop was closed without a cancellation leaves the queue at the next message.
 """
 
 from __future__ import annotations
@@ -45,17 +44,16 @@ from ensemble_ray.values.value import RateLimit
 
 _log = bounded_logger(__name__)
 
-#: The service drops idle buckets when it has this many.
-_MANY_BUCKETS = 4096
-#: A bucket without stimuli for this long, and at least one period, is idle, s. A new bucket has one token, so dropping
-#: an idle one never raises the limit.
+_MANY_BUCKETS = 4096  # the service drops idle buckets when it has this many
+#: Without a stimulus for this long, and at least one period. A new bucket has one token, so dropping an idle one never
+#: raises the limit.
 _IDLE_S = 3600.0
 MOST_WANTED = 32
 _RETRY_S = 0.1
 
 
 class MonotonicClock:
-    """The `Clock` of limits: it never jumps. Only differences between its instants have a meaning."""
+    """Only differences between its instants have a meaning."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -65,8 +63,6 @@ class MonotonicClock:
 
 
 class Wakeup:
-    """Wakes the coroutine that created it, from any thread."""
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
@@ -76,7 +72,7 @@ class Wakeup:
         return self._loop.is_closed()
 
     def wake(self) -> bool:
-        """Wake the coroutine; return False if its loop is closed."""
+        """Return False if the coroutine's loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
@@ -84,7 +80,7 @@ class Wakeup:
         return True
 
     def clear(self) -> None:
-        """Reset. Clear it before you check the state: a change after the check sets it again."""
+        """Call it before you check the state: a change after the check sets it again."""
         self._event.clear()
 
     async def wait(self) -> None:
@@ -104,7 +100,7 @@ class Wakeup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquire:
-    """Wait for a permit of a bucket. The reply is `Grant`, `Expire` or `Dismiss`."""
+    """The reply is `Grant`, `Expire` or `Dismiss`."""
 
     bucket: str
     limit: RateLimit
@@ -119,7 +115,7 @@ class BucketUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitRecall:
-    """Wait for the recall of a lease; the reply is None."""
+    """The reply is None, after the recall."""
 
     bucket: str
     lease: str
@@ -203,7 +199,7 @@ class LimiterService:
                 if waiter.reply is None:
                     self._handle(message.bucket, WaiterCancelled(waiter=name))
                 elif isinstance(waiter.reply, Grant):
-                    # This is no lease: the grant of a lease returns without waiting.
+                    # The grant of a lease returns without waiting, so this is none.
                     self._handle(message.bucket, Refunded())
             raise
         return waiter.reply
@@ -224,7 +220,7 @@ class LimiterService:
         return bucket
 
     def _handle(self, name: str, stimulus: Stimulus) -> None:
-        """Apply a stimulus; one for an unknown bucket is out of date."""
+        """Ignore a stimulus for an unknown bucket: it is out of date."""
         with self._lock:
             bucket = self._buckets.get(name)
             if bucket is None:
@@ -257,8 +253,6 @@ class LimiterService:
 
 
 class LocalLimiter:
-    """A `Limiter` with its own buckets."""
-
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._service = LimiterService(clock=clock)
         self._waiters = itertools.count()
@@ -286,8 +280,8 @@ class Remote(Protocol):
 class LeaseStock:
     """The leases of one bucket in one process, as a pure machine.
 
-    1. A leased permit is used only if no caller of this process waits at the limiter, because those callers were first.
-    2. A lease is not used after its end or recall. The oldest lease is used up first.
+    1. A leased permit is used only if no caller of this process waits at the limiter, because that caller was first.
+    2. The oldest lease is used up first, but never after its end or recall.
     3. A single caller requests as many permits as this process used within the last lease's life, so slow callers lease
        none. Of several concurrent callers, each requests only its own permit.
     """
@@ -295,11 +289,10 @@ class LeaseStock:
     def __init__(self) -> None:
         self._leases: dict[str, _LocalLease] = {}
         self._asked_at: deque[float] = deque(maxlen=MOST_WANTED)
-        #: callers of this process that wait at the limiter
-        self.asking = 0
+        self.asking = 0  # callers of this process that wait at the limiter
 
     def claim(self, at: float) -> str | None:
-        """Use a leased permit and return its lease; None: request a permit from the limiter."""
+        """Use a leased permit; None: request one from the limiter."""
         self._asked_at.append(at)
         if self.asking:
             return None
@@ -328,7 +321,7 @@ class LeaseStock:
 
 
 class LeasingLimiter:
-    """A `Limiter` that requests or leases permits of another process, for callers on one event loop."""
+    """Leases permits of another process, for callers on one event loop."""
 
     def __init__(self, remote: Remote, *, holder: str | None = None, clock: Clock | None = None) -> None:
         self._remote = remote
@@ -336,19 +329,26 @@ class LeasingLimiter:
         self._clock: Clock = clock or MonotonicClock()
         self._waiters = itertools.count()
         self._stocks: dict[str, LeaseStock] = {}
-        #: (bucket, lease) with unreported uses
-        self._unreported: set[tuple[str, str]] = set()
+        self._unreported: set[tuple[str, str]] = set()  # (bucket, lease) with unreported uses
         self._background: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
-        """Acquire one permit; retry until the timeout if the limiter cannot be reached."""
+        """Retry until the timeout if the limiter cannot be reached."""
         stock = self._stocks.setdefault(bucket, LeaseStock())
         now = self._clock.now()
         lease = stock.claim(now)
         if lease is not None:
+
+            async def report() -> None:
+                while self._unreported:
+                    bucket, lease = self._unreported.pop()
+                    used = self._stocks[bucket].count_used(lease)
+                    if used is not None:  # the return of an ended lease had its final count
+                        await self._send(BucketUpdate(bucket, Used(lease=lease, used=used)))
+
             if not self._unreported:  # the uses of one turn of the loop are one report
-                self._start(self._report())
+                self._start(report())
             self._unreported.add((bucket, lease))
             return
         deadline = now + timeout_s
@@ -382,7 +382,7 @@ class LeasingLimiter:
         call = asyncio.create_task(self._remote(Acquire(bucket=bucket, limit=limit, request=request)))
         stock.asking += 1
         try:
-            # Shielded: if the caller is cancelled, `_withdraw` needs the reply to return the grant.
+            # If the caller is cancelled, `_withdraw` needs the reply.
             reply = await asyncio.shield(call)
         except asyncio.CancelledError:
             if not call.cancelling():  # otherwise the loop is ending, and the end of this process is the report
@@ -408,7 +408,7 @@ class LeasingLimiter:
             await self._send(BucketUpdate(bucket, Refunded()))
 
     async def _tend(self, bucket: str, stock: LeaseStock, lease: str, *, until: float) -> None:
-        """End a lease when its time is over or the limiter recalls it."""
+        """End a lease in time, or at its recall."""
 
         async def wait_for_recall() -> None:
             await self._send(AwaitRecall(bucket=bucket, lease=lease))
@@ -424,16 +424,8 @@ class LeasingLimiter:
             used = stock.end(lease)
         await self._send(BucketUpdate(bucket, Returned(lease=lease, used=used)))
 
-    async def _report(self) -> None:
-        while self._unreported:
-            bucket, lease = self._unreported.pop()
-            used = self._stocks[bucket].count_used(lease)
-            # The final count of an ended lease was sent with its return.
-            if used is not None:
-                await self._send(BucketUpdate(bucket, Used(lease=lease, used=used)))
-
     async def _send(self, message: Message) -> None:
-        """Deliver a message without a reply; an unreachable limiter ends leases and waiters by itself."""
+        """An unreachable limiter ends leases and waiters by itself."""
         try:
             await self._remote(message)
         except ConnectionError as lost:
@@ -449,8 +441,7 @@ class LeasingLimiter:
 class _Waiter:
     wakeup: Wakeup
     reply: _Answer | None = None
-    #: when to send `Ticked`; only for the head of the queue
-    alarm_at: float | None = None
+    alarm_at: float | None = None  # when to send `Ticked`; only for the head of the queue
 
     def set_alarm(self, at: float) -> bool:
         if self.alarm_at == at:

@@ -1,4 +1,4 @@
-"""Calls of one endpoint of the chat-completions protocol: send, retry, decode, and raise the provider's errors."""
+"""Calls of one endpoint of the chat-completions protocol, with retries and errors of the provider."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from typing import Protocol, TypeVar
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error, delay_before_retry
 from ensemble_ray.llm.protocol import transport as lean_transport
-from ensemble_ray.llm.protocol.request import (
-    MessageRoles,
-    RequestForm,
-    SchemaOffer,
-    SystemRole,
-    is_refused_role,
-)
+from ensemble_ray.llm.protocol.request import MessageRoles, RequestForm, SchemaOffer, SystemRole, is_refused_role
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.protocol.wire import (
     ERROR_BODY_BYTES,
@@ -39,18 +33,16 @@ from ensemble_ray.process.context import EFFECT_KEY
 from ensemble_ray.process.context import TRACEPARENT as SPAN
 from ensemble_ray.values.messages import ChatResponse, Reasoning
 
-#: A long answer of a large model takes minutes.
 DEFAULT_TIMEOUT_S = 600.0
 IDEMPOTENCY_KEY = "Idempotency-Key"
 TRACEPARENT = "traceparent"
-#: URLs that refused `stream_options`; this process does not send it there again.
-_without_usage: set[str] = set()
+_without_usage: set[str] = set()  # URLs that refused `stream_options`
 
 R = TypeVar("R")
 
 
 class Transport(Protocol):
-    """Sends a request and reads the answer, whole or as a stream. The default is the module `transport`."""
+    """The default is the module `transport`."""
 
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
@@ -63,7 +55,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The target of a call; created for each call, since it depends on the environment."""
+    """The target of one call; it depends on the environment."""
 
     url: str
     model: str
@@ -73,11 +65,9 @@ class Endpoint:
     max_retries: int = 0
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     transport: Transport = lean_transport
-    #: role of system messages; None: the first refusal decides
-    system_role: SystemRole | None = None
+    system_role: SystemRole | None = None  # None: the first refusal decides
     origin: CallOrigin = field(init=False)
-    #: endpoint and model, in the form of `ProviderFields.origin`
-    sender: str = field(init=False)
+    sender: str = field(init=False)  # as `ProviderFields.origin`
 
     def __post_init__(self) -> None:
         origin = CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
@@ -87,15 +77,15 @@ class Endpoint:
     def complete(
         self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None
     ) -> Awaitable[ChatResponse]:
-        """Return the whole answer, or raise an `openai.APIError`. `encode` returns the body, with messages under roles."""
+        """Return the answer, or raise an `openai.APIError`. `encode` returns the body for message roles."""
         return self._call(RequestForm(encode, self.sender, self.system_role, offer), self._decode)
 
     def fetch(self, body: bytes, read: Callable[[bytes], R]) -> Awaitable[R]:
-        """Return the decoded answer of another resource; `read` decodes its body, or raises `WireError`."""
+        """Return the answer of another resource; `read` decodes it, or raises `WireError`."""
         return self._call(RequestForm(lambda _roles: body, self.sender), read)
 
     async def _call(self, form: RequestForm, read: Callable[[bytes], R]) -> R:
-        """Send a request until there is an answer, in other forms after refusals and again after failures."""
+        """Send the request in other forms after refusals, and again after failures."""
         attempt = 0
         while True:
             attempt += 1
@@ -123,7 +113,7 @@ class Endpoint:
             if delay_s is None:
                 break
             await asyncio.sleep(delay_s)
-        # Not where the internal error is handled, so that this is not its context.
+        # Outside `except`, so that the internal error is not its context.
         raise await build_provider_error(failure, self.origin)
 
     async def stream(self, body_with: Callable[[MessageRoles, bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
@@ -159,7 +149,7 @@ class Endpoint:
         raise error
 
     def _sent_headers(self) -> Mapping[str, str]:
-        """Add the id of the effect (S-DUR-27) and its span (S-INT-37), unless the user has set these headers."""
+        """Add the ids of effect (S-DUR-27) and span (S-INT-37), unless the user has set these headers."""
         key, span = EFFECT_KEY.get(), SPAN.get()
         if not key and not span:
             return self.headers
@@ -186,7 +176,6 @@ class Endpoint:
             try:
                 answered, pieces = await self._read_whole(head, received)
                 if answered.body:
-                    # The server does not stream; the whole answer is one fragment.
                     whole = self._decode(answered.body)
                     if whole.reasoning:
                         yield Reasoning(whole.reasoning)
@@ -209,7 +198,7 @@ class Endpoint:
     async def _read_whole(
         self, answered: Answered, pieces: AsyncIterator[bytes]
     ) -> tuple[Answered, AsyncIterator[bytes]]:
-        """Return the body if the answer is no event stream (S-LLM-12), otherwise the pieces of the stream."""
+        """Return the body unless it is an event stream (S-LLM-12), else its pieces."""
         begin, is_stream = b"", None
         async for piece in pieces:
             begin = begin_of_body(begin + piece)
@@ -255,7 +244,7 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 
 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> CallFailure:
-    """Return the failure of an answer with a successful status; a provider's error in it may name another status."""
+    """A provider's error inside a successful answer may name another status."""
     if isinstance(error, AnswerFailedError):
         return CallFailure(reason=str(error), is_broken_off=True)
     provider_error = error.provider_error if isinstance(error, WireError) else b""

@@ -1,4 +1,4 @@
-"""Bodies of requests: the user's options, the roles of messages, and JSON schemas, adapted to refusals of the endpoint."""
+"""Bodies of requests: options, roles of messages, and JSON schemas, adapted to refusals of the endpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Literal, cast
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors.bodies import CLIENT_ERROR, SERVER_ERROR
 from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
 from ensemble_ray.process.context import bounded_logger
@@ -16,12 +17,10 @@ from ensemble_ray.values.messages import ChatMessage, JsonSchema, Role, ToolSpec
 
 _log = bounded_logger(__name__)
 
-#: The role of system messages; `user` prepends their text to the next user message.
+#: `user` prepends the system message to the next user message.
 SystemRole = Literal["system", "developer", "user"]
 
-_CLIENT_ERROR, _SERVER_ERROR = 400, 500
-#: Statuses of a refusal of roles; some servers report an error of their template.
-_ROLE_REFUSALS = frozenset({400, 422, 500, 501})
+_ROLE_REFUSALS = frozenset({400, 422, 500, 501})  # some servers report an error of their template
 _ALTERNATING = re.compile(rb"\broles?\b.{0,40}alternat|alternat.{0,60}\broles?\b|should alternate with", re.DOTALL)
 _SYSTEM = re.compile(
     rb"\b(system|developer)\W{0,4}(roles?|messages?|prompts?|instructions?)\b|\broles?\b.{0,60}\b(system|developer)\b"
@@ -30,50 +29,36 @@ _SYSTEM = re.compile(
 )
 _NEGATIVE = re.compile(rb"\bnot\b|n't|cannot|unsupported|invalid|unexpected|unknown|\bonly\b|\bmust\b|\bshould\b")
 
-#: Statuses of a refusal of a schema; 404 is the answer of a router that knows no model with schemas.
-_SCHEMA_REFUSALS = frozenset({400, 404, 422, 501})
+_SCHEMA_REFUSALS = frozenset({400, 404, 422, 501})  # a router without a model for schemas answers 404
 _SCHEMA_MODE = (b"response_format", b"json_schema", b"structured output")
-#: The endpoint supports schemas, but not this one.
-_INVALID_SCHEMA = b"invalid schema"
+_INVALID_SCHEMA = b"invalid schema"  # the endpoint supports other schemas
 
-#: Members of the request that only this library sets.
+#: Only this library sets these.
 _OWN_MEMBERS = frozenset({"messages", "model", "stream", "stream_options", "tools"})
-#: Options that a request without tools must not contain.
-_TOOL_OPTIONS = frozenset(
-    {
-        "disable_tool_validation",
-        "max_tool_calls",
-        "parallel_tool_calls",
-        "parse_tool_calls",
-        "tool_choice",
-        "tool_stream",
-    }
-)
+#: Requests without tools must not contain these.
+_TOOL_OPTIONS = frozenset({
+    "disable_tool_validation", "max_tool_calls", "parallel_tool_calls", "parse_tool_calls", "tool_choice", "tool_stream",
+})  # fmt: skip
 _FREE_CHOICES = ("auto", "none")
 
 # State of this process, by place: endpoint and model.
 
-#: roles that the place accepted after a refusal
-_accepted_roles: dict[str, MessageRoles] = {}
-#: places, and places with a schema's digest, that refused schemas
-_refused: set[str] = set()
+_accepted_roles: dict[str, MessageRoles] = {}  # after a refusal of other roles
+_refused: set[str] = set()  # places, and places with a schema's digest
 _accepting: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRoles:
-    """The roles that a model accepts."""
-
     system: SystemRole = "system"
-    #: whether neighbours of the same role become one message
-    are_merged: bool = False
+    are_merged: bool = False  # neighbours of the same role become one message
 
     def arrange(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         arranged: list[ChatMessage] = []
         follows_system = False
         for message in messages:
             is_system = message.role == "system"
-            # The protocol has the role `developer`, although `Role` does not.
+            # `Role` does not contain `developer`, but the protocol does.
             sent = replace(message, role=cast("Role", self.system)) if is_system else message
             joins = self.are_merged or (self.system == "user" and (is_system or follows_system))
             last = arranged[-1] if arranged and joins else None
@@ -87,12 +72,11 @@ class MessageRoles:
         return arranged
 
 
-#: Roles of the protocol.
 STANDARD_ROLES = MessageRoles()
 
 
 class RequestForm:
-    """One request; after a refusal of its roles or its schema it is sent under other roles, or without the schema.
+    """A request that is sent under other roles, or without its schema, after a refusal.
 
     The user's `declared` role of system messages does not change.
     """
@@ -104,7 +88,7 @@ class RequestForm:
         declared: SystemRole | None = None,
         offer: SchemaOffer | None = None,
     ) -> None:
-        """`encode` returns the body, with messages under roles; `place` is endpoint and model."""
+        """`encode` returns the body for roles; `place` is endpoint and model."""
         self._encode = encode
         self._place = place
         self._declared = declared
@@ -119,7 +103,7 @@ class RequestForm:
         return body if self._schema is None else self._schema.add_to(body)
 
     def adapt(self, failure: CallFailure) -> bool:
-        """Choose another form after a failure; return False if none can help."""
+        """Return False if no other form can help."""
         if self._schema is not None and self._schema.adapt(failure):
             return True
         if not is_refused_role(failure):
@@ -159,7 +143,7 @@ class RequestForm:
 
 def is_refused_role(failure: CallFailure) -> bool:
     status = failure.status
-    if status is None or (status >= _CLIENT_ERROR and status not in _ROLE_REFUSALS):
+    if status is None or (status >= CLIENT_ERROR and status not in _ROLE_REFUSALS):
         return False
     text = _text_of(failure)
     return bool(_ALTERNATING.search(text) or (_SYSTEM.search(text) and _NEGATIVE.search(text)))
@@ -173,12 +157,11 @@ def _text_of(failure: CallFailure) -> bytes:
 class RequestOptions:
     always: bytes
     with_tools: bytes = b""
-    #: with tools, after the first tool result (S-LLM-26)
-    after_result: bytes = b""
+    after_result: bytes = b""  # after the first tool result (S-LLM-26)
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, object], what: str) -> RequestOptions:
-        """Encode the user's options; those about tools are for requests with tools only (S-LLM-25)."""
+        """Options about tools are for requests with tools only (S-LLM-25)."""
         for name in sorted(_OWN_MEMBERS & options.keys()):
             raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
         for name, value in options.items():
@@ -204,7 +187,7 @@ class RequestOptions:
         suffix: bytes = b"",
         origin: str = "",
     ) -> bytes:
-        """Return the body of a request; `suffix` has members of this kind of request, such as `"stream":true`."""
+        """`suffix` has members such as `"stream":true`."""
         about_tools = b""
         if tools and (self.with_tools or self.after_result):
             has_result = any(message.role == "tool" for message in messages)
@@ -215,7 +198,7 @@ class RequestOptions:
 
 
 def _free_choice(choice: object) -> object:
-    """Return the choice after the first tool result; None: the endpoint's default."""
+    """Return the choice after the first tool result; None: the default."""
     if not isinstance(choice, dict):
         return choice if choice in _FREE_CHOICES else None
     members = cast("Mapping[str, object]", choice)
@@ -229,13 +212,10 @@ def _free_choice(choice: object) -> object:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOffer:
     schema: JsonSchema
-    #: the user says that the endpoint supports schemas; otherwise the first call decides
-    is_declared: bool = False
+    is_declared: bool = False  # otherwise the first call decides
 
 
 class _OfferedSchema:
-    """The schema of one request, until the endpoint refuses it."""
-
     def __init__(self, offer: SchemaOffer, place: str) -> None:
         self._offer = offer
         self._place = place
@@ -246,7 +226,6 @@ class _OfferedSchema:
         self.begin()
 
     def begin(self) -> None:
-        """Send the schema, unless the endpoint has refused it before."""
         self._is_sent = self._place not in _refused and self._name not in _refused
 
     def add_to(self, body: bytes) -> bytes:
@@ -256,7 +235,7 @@ class _OfferedSchema:
         if not self._is_sent or not is_refused_schema(failure):
             return False
         self._is_sent, self._refusal = False, failure
-        # If the refusal does not name the mode, only the success of a request without the schema shows the reason.
+        # A refusal that does not name the mode is explained only by the success of a request without the schema.
         if _names_schema_mode(failure):
             self._note_refusal(failure)
         return True
@@ -284,7 +263,7 @@ def is_refused_schema(failure: CallFailure) -> bool:
         return False
     if failure.status in _SCHEMA_REFUSALS:
         return True
-    is_explained = failure.status == _SERVER_ERROR or (failure.status or _SERVER_ERROR) < _CLIENT_ERROR
+    is_explained = failure.status == SERVER_ERROR or (failure.status or SERVER_ERROR) < CLIENT_ERROR
     return is_explained and _names_schema_mode(failure)
 
 

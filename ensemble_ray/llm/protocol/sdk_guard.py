@@ -1,7 +1,6 @@
-"""Limits on answers and redirects of the `openai` package's HTTP client.
+"""Limits on answers and redirects of the `openai` package's HTTP client, for calls of this library alone.
 
-The package reads failures without a limit, unpacks all encodings, and follows redirects with the prompt. A hook of the
-HTTP client keeps the limits instead, for the calls of this library alone.
+The package reads failures without a limit, unpacks all encodings, and follows redirects with the prompt.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import Any
 
 from openai import OpenAIError
 
+from ensemble_ray.errors.bodies import CLIENT_ERROR
 from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.transport import RedirectRefusedError, follow_redirect, is_redirect
 from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits
 from ensemble_ray.process.context import ScopedVariable
 from ensemble_ray.text.unpacking import bound_response
-
-_FAILED = 400
 
 
 class AnswerRefusedError(OpenAIError):
@@ -41,15 +39,14 @@ _guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_guarde
 
 
 def guard_answers(limits: AnswerLimits, *, stream: bool) -> AbstractContextManager[None]:
-    """Apply the limits to answers of guarded clients in a block; `stream` selects the limits of streams."""
     return ScopedVariable(_guarded_call, _GuardedCall(limits, stream))
 
 
 def guard(client: Any) -> None:
-    """Add the hook to an HTTP client; it has no effect outside `guard_answers`."""
+    """Add the hook; it has no effect outside `guard_answers`."""
     hooks: dict[str, list[object]] = client.event_hooks
     if _guard_response not in hooks["response"]:
-        # The first hook, so that the limits also apply to the user's hooks.
+        # First, so that the limits also apply to the user's hooks.
         client.event_hooks = {**hooks, "response": [_guard_response, *hooks["response"]]}
 
 
@@ -75,6 +72,6 @@ async def _guard_response(response: Any) -> None:
         fail,
         max_bytes=limits.stream_bytes if call.stream else limits.body_bytes,
         check=limits.check_stream if call.stream else limits.check_body,
-        cut_bytes=ERROR_BODY_BYTES if status >= _FAILED else None,
+        cut_bytes=ERROR_BODY_BYTES if status >= CLIENT_ERROR else None,
         layers=1,
     )

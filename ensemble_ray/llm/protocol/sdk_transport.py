@@ -1,4 +1,4 @@
-"""The `openai` package's client as a transport, for organizations, identity providers and custom HTTP clients."""
+"""The `openai` client as a transport, for organizations, identity providers and custom HTTP clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SdkClients:
         self._clients: PerLoop[tuple[object, AsyncOpenAI]] = PerLoop(close=lambda held: held[1].close())
 
     async def get(self, connection: Mapping[str, object]) -> AsyncOpenAI:
-        """Return the running loop's client; `connection` has the arguments that depend on the environment."""
+        """`connection` has the arguments that depend on the environment."""
         held = self._clients.get()
         if held is not None and held[0] == connection:
             return held[1]
@@ -105,7 +105,7 @@ async def _post(
     if IDEMPOTENCY_KEY in headers and IDEMPOTENCY_KEY not in client.default_headers:
         sent[IDEMPOTENCY_KEY] = headers[IDEMPOTENCY_KEY]
     with guard_answers(limits, stream=stream):
-        # `cast_to=Response` returns the response itself, also for a stream.
+        # `Response` is returned unchanged, also for a stream.
         answered: object = await client.post(
             _PATH,
             body=json.loads(body),
@@ -141,13 +141,12 @@ async def _in_time(work: Awaitable[T], deadline_s: float, limits: AnswerLimits) 
 
 @contextlib.contextmanager
 def _failures() -> Generator[None]:
-    """Convert errors of the package and its transport."""
     from aiohttp import ClientError
     from openai import APIError
 
     from ensemble_ray.llm.protocol.sdk_guard import AnswerRefusedError
 
-    # The package does not wrap errors of reading a stream. A user's HTTP client may be of either package.
+    # The package does not wrap errors of reading. A user's HTTP client may be of either package.
     packages = (sys.modules.get(name) for name in ("httpx2", "httpx"))
     transport_errors: tuple[type[Exception], ...] = (
         ClientError,
@@ -170,15 +169,15 @@ def _failures() -> Generator[None]:
 
 
 def _failure_of(error: APIError) -> CallFailure:
-    """Convert an error of the package, without its text, which may contain a key."""
+    """The text of the error may contain a key, so it is not used."""
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
     if isinstance(error, APIConnectionError):
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__
-        # The package's transport reports a refused connection as a timeout, so the start of the chain decides. A
-        # connection attempt that took too long starts it with the cancellation by aiohttp's timer.
+        # The package reports a refused connection as a timeout, so the start of the chain decides. A late connection
+        # attempt starts it with the cancellation by aiohttp's timer.
         is_late = isinstance(root, TimeoutError | asyncio.CancelledError)
         if is_late or (root is error and isinstance(error, APITimeoutError)):
             return CallFailure(timed_out=True, cause=error.__cause__)

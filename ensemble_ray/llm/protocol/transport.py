@@ -1,7 +1,7 @@
 """The default transport: HTTP requests with aiohttp.
 
-All models of the process share one session per event loop, which is created on first use and closed with its loop. The
-number of connections is unlimited, because declared concurrency limits the calls. No key is ever logged.
+Models share one session per event loop. The number of connections is unlimited, because declared concurrency limits the
+calls. No key is ever logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from ensemble_ray.errors.bodies import tls_flaw
+from ensemble_ray.errors.bodies import CLIENT_ERROR, tls_flaw
 from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.process.concurrency import abandon, after_fork, threads, track
@@ -33,29 +33,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Closer = Callable[[], Awaitable[object]]
 
-#: Servers such as uvicorn close an idle connection after 5 s. A request that is sent at that moment is lost.
+#: Servers such as uvicorn close an idle connection after 5 s; a request at that moment is lost.
 _KEEP_ALIVE_S = 4.0
-#: Long, because a fan-out opens a thousand connections together.
-_CONNECT_TIMEOUT_S = 30.0
-#: aiohttp warns about larger bodies in one piece.
-_LARGE_BODY_BYTES = 2**20
+_CONNECT_TIMEOUT_S = 30.0  # a fan-out opens a thousand connections together
+_LARGE_BODY_BYTES = 2**20  # aiohttp warns about larger bodies in one piece
 _END_OF_BODY_S = 0.5
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _LIMITS = AnswerLimits()
 MOST_REDIRECTS = 3
-#: Only these keep method and body; the others would turn the request into a GET.
-_REDIRECTS_WITH_BODY = frozenset({307, 308})
+_REDIRECTS_WITH_BODY = frozenset({307, 308})  # other redirects would turn the request into a GET
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL_LENGTH = 200
 
-#: server -> when its last stream was read to the end, monotonic s
-_streamed_at: dict[str, float] = {}
-#: servers that close the connection after a stream
-_closing: set[str] = set()
+_streamed_at: dict[str, float] = {}  # when the last stream of a server was read to the end, monotonic s
+_closing: set[str] = set()  # servers that close the connection after a stream
 
 
 class CallFailedError(Exception):
-    """Carries a `CallFailure` to the code that raises the provider's error; it never leaves this package."""
+    """Carries a `CallFailure` inside this package."""
 
     def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure)
@@ -70,7 +65,7 @@ class Answered:
 
     @property
     def failure(self) -> CallFailure | None:
-        if self.status < 400:  # noqa: PLR2004  HTTP's own classes
+        if self.status < CLIENT_ERROR:
             return None
         headers = {name.lower(): value for name, value in self.headers.items()}
         return CallFailure(status=self.status, body=self.body, headers=headers)
@@ -79,7 +74,6 @@ class Answered:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> Answered:
-    """Send a body and read the whole answer; raise `CallFailedError` if there is none."""
     session = _sessions[_is_local(url), False].get() or await _open_session(url, once=False)
     timeout = _timeout(min(timeout_s, limits.time_s), streaming=False, total_s=None)
     try:
@@ -93,7 +87,7 @@ async def post(
 async def open_stream(
     url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
-    """Send a body; yield the head, with the body of a failure, and the pieces of a successful body."""
+    """Yield the head, with the body of a failure, and the pieces of a successful body."""
     server = _server_of(url)
     once = server in _closing
     session = _sessions[_is_local(url), once].get() or await _open_session(url, once=once)
@@ -102,8 +96,16 @@ async def open_stream(
     try:
         async with await _answer(session, url, body, headers, timeout) as response:
             status = response.status
-            whole = b"" if status < 400 else await _body(response, limits)  # noqa: PLR2004  HTTP's classes
-            yield Answered(status, response.headers, whole), _pieces(response, limits)
+            whole = b"" if status < CLIENT_ERROR else await _body(response, limits)
+
+            async def pieces() -> AsyncGenerator[bytes]:
+                received_bytes = 0
+                async for piece in response.content.iter_any():
+                    received_bytes += len(piece)
+                    limits.check_stream(received_bytes)
+                    yield piece
+
+            yield Answered(status, response.headers, whole), pieces()
             _streamed_at[server] = time.monotonic()
     except _failures() as error:
         import aiohttp
@@ -115,7 +117,7 @@ async def open_stream(
 
 
 async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
-    """Read the rest of the body after a stream's end mark, so that its connection can be reused (S-STR-11)."""
+    """Read the rest after the end mark, so that the connection can be reused (S-STR-11)."""
     with contextlib.suppress(*_failures(), TooMuchError, CallFailedError):
         async with asyncio.timeout(_END_OF_BODY_S):
             async for _ in pieces:
@@ -125,10 +127,10 @@ async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
 async def _answer(
     session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
 ) -> aiohttp.ClientResponse:
-    """Send a body, follow redirects within the origin (S-SEC-54), and return the response with an unread body.
+    """Follow redirects within the origin (S-SEC-54); the body of the response is unread.
 
-    Some servers close the connection after a stream without notice, and the next request on it is lost. Such a request
-    is sent again under the same key, and from then on streams of that server close their connection (S-STR-12).
+    Some servers close the connection after a stream without notice, and the next request on it is lost. It is sent
+    again under the same key, and later streams of that server close their connection (S-STR-12).
     """
     import aiohttp
 
@@ -136,7 +138,7 @@ async def _answer(
     while True:
         server = _server_of(url)
         streamed_at = _streamed_at.get(server)
-        # A connection is closed after an idle time of `_KEEP_ALIVE_S`, so a later one has carried no stream.
+        # An idle connection is closed before that, so a later one has carried no stream.
         is_after_stream = streamed_at is not None and time.monotonic() - streamed_at < _KEEP_ALIVE_S + 1
         may_be_closed = is_after_stream and server not in _closing
         data = body if len(body) < _LARGE_BODY_BYTES else io.BytesIO(body)
@@ -148,7 +150,7 @@ async def _answer(
                 raise
             _closing.add(server)
             continue
-        if not 300 <= response.status <= 399:  # noqa: PLR2004  HTTP's own classes
+        if not is_redirect(response.status):
             return response
         async with response:
             try:
@@ -160,10 +162,10 @@ async def _answer(
 
 async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes:
     content = response.content
-    # Most answers are short and arrive with their head.
+    # Most answers arrive with their head.
     received = bytearray(content.read_nowait() if content.is_eof() else b"")
     while True:
-        if response.status >= 400 and len(received) >= ERROR_BODY_BYTES:  # noqa: PLR2004  HTTP's own classes
+        if response.status >= CLIENT_ERROR and len(received) >= ERROR_BODY_BYTES:
             return bytes(received[:ERROR_BODY_BYTES])
         try:
             limits.check_body(len(received))
@@ -173,14 +175,6 @@ async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes
         if not piece:
             return bytes(received)
         received += piece
-
-
-async def _pieces(response: aiohttp.ClientResponse, limits: AnswerLimits) -> AsyncGenerator[bytes]:
-    received_bytes = 0
-    async for piece in response.content.iter_any():
-        received_bytes += len(piece)
-        limits.check_stream(received_bytes)
-        yield piece
 
 
 @lru_cache(maxsize=1)
@@ -223,11 +217,8 @@ def _timeout(timeout_s: float, *, streaming: bool, total_s: float | None) -> aio
     return aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
 
 
-# Sessions.
-
-
 async def _open_session(url: str, *, once: bool) -> aiohttp.ClientSession:
-    """Open the running loop's session for a URL; `once` selects a session without connection reuse."""
+    """Open the running loop's session; `once` selects one without connection reuse."""
     is_local = _is_local(url)
     sessions = _sessions[is_local, once]
     if "aiohttp" not in sys.modules:
@@ -278,7 +269,7 @@ class PerLoop(Generic[T]):
         return self._held.get(asyncio.get_running_loop())
 
     def put(self, resource: T) -> T:
-        """Set the running loop's resource. It is closed when the loop ends, like the one before it."""
+        """Set the running loop's resource, which is closed with the loop."""
         loop = asyncio.get_running_loop()
         for other in [other for other in self._held if other.is_closed()]:
             forgotten = self._held.pop(other)
@@ -299,8 +290,15 @@ def _closers_of(loop: asyncio.AbstractEventLoop) -> list[_Closer]:
     entry = _closers.get(loop)
     if entry is None:
         closers: list[_Closer] = []
-        generator = _close_at_end(closers)
-        # One step registers the generator with the loop; it suspends at its first yield without waiting.
+
+        async def close_at_end() -> AsyncGenerator[None]:
+            try:
+                yield
+            finally:
+                await _close_all(closers)
+
+        generator = close_at_end()
+        # One step registers the generator with the loop, and suspends without waiting.
         with contextlib.suppress(StopIteration):
             generator.asend(None).send(None)
         entry = _closers[loop] = (closers, generator)
@@ -310,13 +308,6 @@ def _closers_of(loop: asyncio.AbstractEventLoop) -> list[_Closer]:
 _closers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[list[_Closer], AsyncGenerator[None]]] = (
     weakref.WeakKeyDictionary()
 )
-
-
-async def _close_at_end(closers: list[_Closer]) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        await _close_all(closers)
 
 
 async def _close_all(closers: list[_Closer]) -> None:
@@ -335,14 +326,14 @@ def _begin_without_loops() -> None:
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Close the resources of running loops in other threads, so that they log no warnings."""
+    """Otherwise resources of running loops in other threads log warnings."""
     for loop, (closers, _) in list(_closers.items()):
         if loop.is_running() and closers:
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(_close_all(closers), loop).result(timeout=1)
 
 
-#: by whether the server is on this machine, and whether its connections are used once
+#: by whether the server is on this machine, and whether connections are used once
 _sessions: dict[tuple[bool, bool], PerLoop[aiohttp.ClientSession]] = {
     (is_local, once): PerLoop(close=lambda session: session.close(), drop=lambda session: session.detach())
     for is_local in (False, True)
@@ -350,19 +341,16 @@ _sessions: dict[tuple[bool, bool], PerLoop[aiohttp.ClientSession]] = {
 }
 
 
-# Redirects.
-
-
 class RedirectRefusedError(ValueError):
-    """A redirect that must not be followed."""
+    """A redirect must not be followed."""
 
 
 def is_redirect(status: int) -> bool:
-    return 300 <= status <= 399  # noqa: PLR2004  HTTP's own classes
+    return status in range(300, CLIENT_ERROR)
 
 
 def follow_redirect(url: str, status: int, location: str | None, *, followed: int) -> str:
-    """Return the URL of the next request, after `followed` redirects; raise if it has another origin (S-SEC-54)."""
+    """Return the next URL, after `followed` redirects; raise if it has another origin (S-SEC-54)."""
     if followed >= MOST_REDIRECTS:
         raise RedirectRefusedError(f"it redirects more than {MOST_REDIRECTS} times. Check `base_url`")
     if status not in _REDIRECTS_WITH_BODY or not location:
@@ -377,8 +365,11 @@ def follow_redirect(url: str, status: int, location: str | None, *, followed: in
             f"it redirects (HTTP {status}) to an invalid URL: {one_line(location, _URL_LENGTH)}. Check `base_url`"
         ) from None
     if origin != here:
+        scheme, host, port = origin
+        place = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
+        shown = place if port == _DEFAULT_PORTS.get(scheme) else f"{place}:{port}"
         raise RedirectRefusedError(
-            f"it redirects (HTTP {status}) to another origin, {one_line(_format_origin(*origin), _URL_LENGTH)}, where "
+            f"it redirects (HTTP {status}) to another origin, {one_line(shown, _URL_LENGTH)}, where "
             "neither prompt nor key was sent. Set `base_url` to it if this is intended"
         )
     return target
@@ -386,8 +377,3 @@ def follow_redirect(url: str, status: int, location: str | None, *, followed: in
 
 def _origin(parts: SplitResult) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme)
-
-
-def _format_origin(scheme: str, host: str, port: int | None) -> str:
-    place = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{place}" + ("" if port == _DEFAULT_PORTS.get(scheme) else f":{port}")

@@ -1,8 +1,6 @@
-"""The chat-completions protocol as bytes: encoding of requests, and decoding of whole and streamed answers.
+"""The chat-completions protocol as bytes: encodes requests, and decodes whole and streamed answers.
 
-A conversation grows by two messages per turn of a tool loop, and each request contains all of it, so encoded messages
-are cached. Decoding checks the form of an answer only; the arguments of tool calls stay the model's text. Decoding
-raises no other error than `WireError` and `TooMuchError`, for any content of an answer.
+For any content of an answer, decoding raises no other error than `WireError` and `TooMuchError`.
 """
 
 from __future__ import annotations
@@ -27,27 +25,22 @@ from ensemble_ray.values.messages import (
     ToolSpec,
 )
 
-#: A hundred thousand tokens are half a MiB of text; log probabilities add twenty times as much.
+#: Half a MiB is a hundred thousand tokens; log probabilities add twenty times as much.
 DEFAULT_ANSWER_BYTES = 16 * 2**20
-#: Each token of a stream has an envelope of 200 to 300 bytes.
-_STREAM_FACTOR = 4
+_STREAM_FACTOR = 4  # a token of a stream has an envelope of 200 to 300 bytes
 DEFAULT_ANSWER_TIME_S = 3600.0
-#: Bytes of a failure's body that are read; the connection is closed with the rest.
 ERROR_BODY_BYTES = 64 * 2**10
-#: Most events of a stream: one per token, and more for reasoning and pings.
 MOST_EVENTS = 1_000_000
-#: Most tool calls of an answer; endpoints allow 128 tools.
-MOST_TOOL_CALLS = 1_000
+MOST_TOOL_CALLS = 1_000  # endpoints allow 128 tools
 _MOST_TOKENS = 10**9
 _SHOWN = 200
 _LONGEST_REASON = 64
-#: A first turn is a system and a user message. Most conversations end there, so it is not cached.
-_FIRST_TURN = 2
+_FIRST_TURN = 2  # most conversations end after a system and a user message, so these are not cached
 
-#: Errors of decoding an answer of another form than the protocol's, or one that is nested too deeply for the stack.
+#: Errors of decoding an answer of another form, or one that is nested too deeply for the stack.
 FORM_ERRORS = (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
-#: Members of an assistant message that this module reads, or that endpoints send but do not accept.
+#: Members that this module reads, or that endpoints send but do not accept.
 _OF_MESSAGE = frozenset({
     "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "annotations", "audio", "images",
     "executed_tools",
@@ -55,38 +48,31 @@ _OF_MESSAGE = frozenset({
 _OF_CALL = frozenset({"id", "type", "index", "function"})
 _OF_FUNCTION = frozenset({"name", "arguments", "index"})
 
-#: Types of parts of a message, and of `reasoning_details`, that contain reasoning.
 _THOUGHTS = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning.text", "reasoning.summary", "reasoning.encrypted"}
 )
-#: Values of `finish_reason` for a failure of the provider; some of Gemini's have a prefix.
 _FAILURES = frozenset({
     "error", "network_error", "server_error", "internal_error", "insufficient_system_resource", "timeout", "abort",
     "aborted", "malformed_function_call", "malformed_response", "malformed_model_output", "malformed_tool_use",
     "unexpected_tool_call",
 })  # fmt: skip
 
-#: Values of `finish_reason` of most answers.
 _ENDS = frozenset({"stop", "tool_calls"})
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
-#: Form of a message in a request: ids of its tool calls, and whether it contains its provider's members.
+#: Ids of the message's tool calls, and whether it contains its provider's members.
 _Form = tuple[tuple[str, ...], bool]
 
 
 class TooMuchError(ValueError):
-    """An answer exceeds a limit; the text says which, and what to do."""
+    """An answer exceeds a limit; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """The limits of one answer. The checks raise `TooMuchError`."""
-
-    #: longest whole answer, and longest event of a stream
     body_bytes: int = DEFAULT_ANSWER_BYTES
-    #: longest time of a whole streamed answer, from the request on
     time_s: float = DEFAULT_ANSWER_TIME_S
     events: int = MOST_EVENTS
     tool_calls: int = MOST_TOOL_CALLS
@@ -96,16 +82,13 @@ class AnswerLimits:
         return _STREAM_FACTOR * self.body_bytes
 
     def check_body(self, received_bytes: int) -> None:
-        if received_bytes > self.body_bytes:
-            raise TooMuchError(_beyond(self.body_bytes, "a whole answer"))
+        _check_bytes(received_bytes, self.body_bytes, "a whole answer")
 
     def check_stream(self, received_bytes: int) -> None:
-        if received_bytes > self.stream_bytes:
-            raise TooMuchError(_beyond(self.stream_bytes, "a stream"))
+        _check_bytes(received_bytes, self.stream_bytes, "a stream")
 
     def check_event(self, held_bytes: int) -> None:
-        if held_bytes > self.body_bytes:
-            raise TooMuchError(_beyond(self.body_bytes, "one event of a stream"))
+        _check_bytes(held_bytes, self.body_bytes, "one event of a stream")
 
     def check_events(self, count: int) -> None:
         if count > self.events:
@@ -123,27 +106,25 @@ class AnswerLimits:
         )
 
 
-def _beyond(limit: int, of: str) -> str:
-    return (
-        f"it is longer than {limit} bytes, the limit of {of}. Raise `max_answer_bytes` if its answers are that long, or "
-        "set `max_tokens`"
-    )
+def _check_bytes(count: int, limit: int, of: str) -> None:
+    if count > limit:
+        raise TooMuchError(
+            f"it is longer than {limit} bytes, the limit of {of}. Raise `max_answer_bytes` if its answers are that "
+            "long, or set `max_tokens`"
+        )
 
 
 _LIMITS = AnswerLimits()
 
 
 class WireError(ValueError):
-    """An answer is not one of the protocol, or contains the provider's error, which is in `provider_error` as JSON."""
+    """An answer is not one of the protocol, or is the provider's error, in `provider_error` as JSON."""
 
     provider_error = b""
 
 
 class AnswerFailedError(WireError):
-    """The provider failed while it answered; a retry may succeed (S-LLM-7, S-LLM-8)."""
-
-
-# Requests.
+    """The provider failed while it answered (S-LLM-7, S-LLM-8)."""
 
 
 class EncodedPieces:
@@ -158,13 +139,12 @@ class EncodedPieces:
     def __len__(self) -> int:
         return len(self.known)
 
-    def get(self, value: _Piece, encode: Callable[[_Piece], bytes], form: Hashable = None) -> bytes:
-        """Return the encoded value; `form` is part of the key."""
+    def get(self, value: _Piece, data_of: Callable[[_Piece], object], form: Hashable = None) -> bytes:
         key = id(value), form
         cached = self.known.get(key)
         if cached is not None:
             return cached[1]
-        encoded = encode(value)
+        encoded = json_bytes(data_of(value))
         with self._lock:
             if key not in self.known:
                 self.known[key] = (value, encoded)
@@ -175,34 +155,42 @@ class EncodedPieces:
         return encoded
 
 
-#: 4 MiB hold about a thousand messages of a long tool loop.
-_pieces = EncodedPieces(4 * 1024 * 1024)
+_pieces = EncodedPieces(4 * 1024 * 1024)  # about a thousand messages of a long tool loop
 
 
 def encode_request(
     prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b"", origin: str = ""
 ) -> bytes:
-    """Return the request's body.
+    """Return the request's body. `prefix` and `suffix` are members, such as `"stream":true`.
 
-    Args:
-        prefix: Members of every request, such as `"model":"m","temperature":0`.
-        messages: The conversation.
-        tools: If empty, the body has no tool field (S-CONV-24).
-        suffix: Members of this kind of request, such as `"stream":true`.
-        origin: Endpoint and model; only they get the members that they sent with earlier answers (S-LLM-9).
+    Only the `origin`, endpoint and model, gets the members that it sent with earlier answers (S-LLM-9).
     """
     forms = _forms(messages, origin)
     if len(messages) > _FIRST_TURN:
         known, encoded = _pieces.known, list[bytes]()
         for message, form in zip(messages, forms, strict=True):
             held = known.get((id(message), form))  # most messages were part of the request before
-            encoded.append(_pieces.get(message, partial(_message, form), form) if held is None else held[1])
+            encoded.append(_pieces.get(message, partial(_members, form), form) if held is None else held[1])
         sent = b"[%b]" % b",".join(encoded)
     else:
         sent = json_bytes([_members(form, message) for message, form in zip(messages, forms, strict=True)])
     body = [b"{", prefix, b',"messages":', sent]
     if tools:
-        body += [b',"tools":[', b",".join([_pieces.get(tool, _tool) for tool in tools]), b"]"]
+        described = [
+            _pieces.get(
+                tool,
+                lambda each: {
+                    "type": "function",
+                    "function": {
+                        "name": each.name,
+                        "description": each.description,
+                        "parameters": each.parameters or {"type": "object", "properties": {}},
+                    },
+                },
+            )
+            for tool in tools
+        ]
+        body += [b',"tools":[', b",".join(described), b"]"]
     if suffix:
         body += [b",", suffix]
     body.append(b"}")
@@ -210,7 +198,7 @@ def encode_request(
 
 
 def json_bytes(value: object) -> bytes:
-    """Return compact JSON as UTF-8; lone surrogates become U+FFFD (S-SEC-56)."""
+    """Encode as UTF-8; lone surrogates become U+FFFD (S-SEC-56)."""
     text = _encode(value)
     try:
         return text.encode()
@@ -219,11 +207,10 @@ def json_bytes(value: object) -> bytes:
 
 
 def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
-    """Return the forms of all messages; calls without a unique id get one of nine characters (S-LLM-10)."""
+    """Create ids of nine characters for calls without a unique one (S-LLM-10)."""
     forms: list[_Form] = []
     used: set[str] = set()
-    #: model's id -> sent ids of calls without a result
-    waiting: dict[str, deque[str]] = {}
+    waiting: dict[str, deque[str]] = {}  # model's id -> sent ids of calls without a result
     replaced = 0
     for message in messages:
         fields = message.provider_fields
@@ -245,10 +232,6 @@ def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
     return forms
 
 
-def _message(form: _Form, message: ChatMessage) -> bytes:
-    return json_bytes(_members(form, message))
-
-
 def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
     ids, has_fields = form
     fields = message.provider_fields if has_fields else None
@@ -264,7 +247,10 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
             own = _object_in(more[number]) if number < len(more) else {}
             function = own.get("function")
             inner = _without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
-            members = {"name": call.name, "arguments": _arguments(call), **inner}
+            arguments = call.arguments if call.arguments.strip() else "{}"
+            if not _is_object(arguments):  # servers refuse it in a history
+                arguments = _encode({"unparsable": arguments})
+            members = {"name": call.name, "arguments": arguments, **inner}
             calls.append({"id": sent, "type": "function", "function": members, **_without(own, _OF_CALL)})
         data["tool_calls"] = calls
     elif message.content is None:
@@ -307,7 +293,6 @@ def provider_fields(
 
 
 def _object_in(text: str) -> dict[str, object]:
-    """Return the object in JSON text; empty if a record or a user's model has another text there."""
     try:
         data: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -315,23 +300,11 @@ def _object_in(text: str) -> dict[str, object]:
     return cast("dict[str, object]", data) if isinstance(data, dict) else {}
 
 
-def _arguments(call: ToolCall) -> str:
-    """Return the model's arguments; servers refuse a history with arguments that are not a JSON object."""
+def _is_object(text: str) -> bool:
     try:
-        if isinstance(json.loads(call.arguments), dict):
-            return call.arguments
+        return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
-        pass
-    return _encode({"unparsable": call.arguments}) if call.arguments.strip() else "{}"
-
-
-def _tool(tool: ToolSpec) -> bytes:
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return json_bytes({"type": "function", "function": function})
-
-
-# Answers.
+        return False
 
 
 def parse_json(raw: bytes | str, what: str = "it") -> object:
@@ -364,7 +337,7 @@ def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = 
             limits.check_tool_calls(len(entries))
             calls = tuple(
                 [
-                    # A few servers leave the id out; the result of the call needs one.
+                    # Some servers omit the id, but the result of the call needs one.
                     ToolCall(
                         str(entry.get("id") or f"call_{index}"),
                         str(entry["function"]["name"]),
@@ -402,7 +375,7 @@ def _is_failure(finish_reason: object) -> bool:
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
-    """Whether an answer is an error, or has one in its first choice, or one with a status next to its choices (S-LLM-20)."""
+    """Whether an error is in place of choices, in the first choice, or beside them with a status (S-LLM-20)."""
     if body.get("choices") and not body.get("error"):
         return bool(_first_choice(body).get("error"))
     found = _error_in(body)
@@ -415,7 +388,7 @@ def _error_in(body: Mapping[str, Any]) -> object:
         return cast("object", body["error"])
     if body.get("choices") is not None:
         return _first_choice(body).get("error") or None
-    # Some servers send the members of the error without an enclosing object.
+    # Some servers send the error's members without an enclosing object.
     return body if read_error_body(body).status is not None else None
 
 
@@ -426,7 +399,7 @@ def _first_choice(body: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def not_a_completion(data: object, what: str = "it") -> WireError:
-    """Return the error for an unusable answer: the provider's own error, if the answer or its first item contains one."""
+    """Return the provider's own error if there is one, else the form's."""
     entries = cast("Sequence[object]", data) if isinstance(data, list) else [data]
     body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
     found = None if body is None else _error_in(body)
@@ -453,7 +426,7 @@ def _format_data(data: object) -> str:
 
 
 def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) -> str:
-    """Return a text of unknown origin as one short line; `whole` is the length of all of it if `text` is its start."""
+    """Return one short line; `whole` is the whole length if `text` is only the start."""
     line = " ".join(text[: 8 * limit].split())
     length = max(len(text), whole or 0)
     if len(line) <= limit and length <= 8 * limit:
@@ -462,7 +435,6 @@ def format_foreign(text: str, limit: int = _SHOWN, *, whole: int | None = None) 
 
 
 def text_in(message: Mapping[str, Any]) -> str | None:
-    """Return the text of a message, which may be in parts, or a refusal."""
     content: object = message.get("content")
     if not content and message.get("refusal"):
         return str(message["refusal"])
@@ -473,7 +445,7 @@ def text_in(message: Mapping[str, Any]) -> str | None:
 
 
 def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning of a message; endpoints use different names (S-LLM-3)."""
+    """Endpoints use different names (S-LLM-3)."""
     for name in ("reasoning_content", "reasoning"):
         text: object = message.get(name)
         if isinstance(text, str) and text:
@@ -486,7 +458,6 @@ def reasoning_in(message: Mapping[str, Any]) -> str | None:
 
 
 def _thought(part: object) -> str:
-    """Return the reasoning in one part; empty for other parts and encrypted ones."""
     if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
         return ""
     data = cast("Mapping[str, object]", part)
@@ -536,14 +507,13 @@ STREAM_END = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _LONGEST_FIELD = max(map(len, _FIELDS))
-#: Names of events, and types of objects, that only keep a connection open.
+#: Events that only keep a connection open.
 _PINGS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive", "keep_alive"})
 _CHUNK = "a piece of the stream"
-#: Memory of a line besides its bytes.
 _LINE_BYTES = 64
-#: In these members later texts replace earlier ones; texts of other members are appended.
+#: Later texts replace earlier ones here; texts of other members are appended.
 _WHOLE_MEMBERS = frozenset({"type", "format", "id", "name", "role", "object", "status"})
-#: In these members a text may continue with an equal piece. In other members a repeated text is a constant.
+#: A text may continue with an equal piece here. In other members a repeated text is a constant.
 _TEXT_MEMBERS = frozenset({
     "text", "summary", "data", "signature", "thinking", "thought", "thought_signature", "reasoning", "reasoning_content",
     "reasoning_text",
@@ -555,7 +525,7 @@ def begin_of_body(received: bytes) -> bytes:
 
 
 def is_event_stream(begin: bytes) -> bool | None:
-    """Whether a body that starts like this is an event stream; None: more bytes decide."""
+    """Return None if more bytes decide."""
     if begin.startswith(_FIELDS):
         return True
     is_short = len(begin) < _LONGEST_FIELD
@@ -563,24 +533,20 @@ def is_event_stream(begin: bytes) -> bool | None:
 
 
 class SseParser:
-    """Parses server-sent events from bytes that are cut anywhere; events without data and pings are skipped."""
+    """Parses server-sent events from bytes that are cut anywhere; skips events without data and pings."""
 
     def __init__(self, limits: AnswerLimits = _LIMITS) -> None:
         self._limits = limits
-        #: pieces of the incomplete line
         self._rest: list[bytes] = []
         self._rest_bytes = 0
-        #: lines of the incomplete event
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._is_ping = False
         self._count = 0
         self._is_first = True
-        #: whether the last byte was a CR, possibly of a CR LF
-        self._ends_with_cr = False
+        self._ends_with_cr = False  # possibly the CR of a CR LF
 
     def feed(self, received: bytes) -> Iterator[bytes]:
-        """Yield the data of every event that is complete now."""
         if self._ends_with_cr:
             received = received.removeprefix(b"\n")
             self._ends_with_cr = False
@@ -621,32 +587,26 @@ class SseParser:
 
 
 class StreamAssembler:
-    """Assembles the chunks of a streamed answer."""
-
     def __init__(self, limits: AnswerLimits = _LIMITS, origin: str = "") -> None:
         self._limits = limits
         self._origin = origin
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        #: the reasoning in the latest chunk; empty if there is none
         self.reasoning_fragment = ""
-        #: by index, in order of arrival
-        self._calls: dict[int, list[_Call]] = {}
+        self._calls: dict[int, list[_Call]] = {}  # by index, in order of arrival
         self._call_count = 0
         self._index_by_id: dict[str, int] = {}
         self._last_index = -1
-        #: members of the message that only the provider knows, and the bytes of all such pieces
-        self._members = _Object()
+        self._members = _Object()  # members that only the provider knows, and the bytes of all their pieces
         self._members_bytes = 0
-        #: index of the choice that is read; a request may ask for several
-        self._choice: object = None
+        self._choice: object = None  # a request may ask for several choices; only one is read
         self._usage: TokenUsage | None = None
         self._finish_reason: str | None = None
         self._has_begun = False
         self._is_ended = False
 
     def feed_data(self, data: bytes) -> str:
-        """Return the text fragment in one event's data; empty if there is none."""
+        """Return the text fragment, or ""."""
         if data.strip() == STREAM_END:
             self._is_ended, self.reasoning_fragment = True, ""
             return ""
@@ -659,7 +619,7 @@ class StreamAssembler:
         if not isinstance(chunk, dict):
             raise not_a_completion(chunk, _CHUNK)
         body = cast("dict[str, Any]", chunk)
-        # Unlike a whole answer, a chunk is a failure if its error has no status.
+        # Unlike in a whole answer, an error without a status is a failure.
         if has_failed(body) or (body.get("error") and read_error_body(body["error"]).message):
             raise not_a_completion(body)
         if "choices" not in body and "usage" not in body:
@@ -707,7 +667,7 @@ class StreamAssembler:
         return fragment
 
     def _add_call(self, entry: Mapping[str, Any], position: int) -> None:
-        """Add a piece of a tool call. The first piece has id and name; all have parts of the arguments."""
+        """The first piece has id and name; all have parts of the arguments."""
         function = entry.get("function") or {}
         call_id, name = str(entry.get("id") or ""), str(function.get("name") or "")
         arguments = text_of_arguments(function.get("arguments") or "")
@@ -743,7 +703,7 @@ class StreamAssembler:
             _merge(members, piece)
 
     def finish(self) -> ChatResponse:
-        """Return the whole answer, or the received part of one that was cut off (S-LLM-8)."""
+        """Return the whole answer, or the part before a cut (S-LLM-8)."""
         calls = [call for _, under in sorted(self._calls.items()) for call in under]
         text, is_cut = "".join(self._text), not (self._finish_reason or self._is_ended)
         if not self._has_begun or (is_cut and not text and not calls):
@@ -772,11 +732,11 @@ class _Text(list[str]):
 
 
 class _Object(dict[str, object]):
-    """An object with members that arrive in pieces."""
+    """An object with members in pieces."""
 
 
 class _Items(list[object]):
-    """A list with items that arrive in pieces; an item with the index of an earlier one continues it."""
+    """A list in pieces; an item with the index of an earlier one continues it."""
 
     def __init__(self, items: Iterable[object]) -> None:
         super().__init__()
@@ -800,10 +760,8 @@ class _Call:
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list[str])
-    #: members that only the provider knows
     members: _Object = field(default_factory=_Object)
-    #: whether the arguments were incomplete when a piece looked like the start of another call
-    is_incomplete: bool = False
+    is_incomplete: bool = False  # its arguments were incomplete when a piece looked like another call
 
     def is_continued_by(self, call_id: str, name: str, arguments: str) -> bool:
         """Whether a piece under the same index belongs to this call (S-LLM-11)."""
@@ -816,18 +774,15 @@ class _Call:
         return not (name and self.name and arguments.lstrip().startswith("{") and self.is_complete())
 
     def is_complete(self) -> bool:
-        """Whether the arguments are a JSON object. Parsed only once, since a stream may ask a million times."""
+        """Parse the arguments only once: a stream may ask a million times."""
         if self.is_incomplete or not self.arguments:
             return False
-        try:
-            self.is_incomplete = not isinstance(json.loads("".join(self.arguments)), dict)
-        except (ValueError, RecursionError):
-            self.is_incomplete = True
+        self.is_incomplete = not _is_object("".join(self.arguments))
         return not self.is_incomplete
 
 
 def _merge(before: object, piece: object) -> object:
-    """Return a JSON value with another piece added; `_join` converts it to JSON. The first piece does not change."""
+    """Add a piece to a value for `_join`; the first piece does not change."""
     if isinstance(piece, str) and isinstance(before, str | _Text):
         text = before if isinstance(before, _Text) else _Text([before])
         text.append(piece)

@@ -101,14 +101,14 @@ def test_an_old_message_is_not_encoded_again_when_the_conversation_grows() -> No
     """A tool loop sends its history each turn; the cost of a turn must not grow with the turns before it."""
     encoded: list[ChatMessage] = []
 
-    def encode(message: ChatMessage) -> bytes:
+    def encode(message: ChatMessage) -> str | None:
         encoded.append(message)
-        return (message.content or "").encode()
+        return message.content
 
     pieces = EncodedPieces(limit_bytes=1000)
     first, second = ChatMessage("user", "a"), ChatMessage("user", "a")
     for conversation in ([first], [first, second], [first, second]):
-        assert [pieces.get(message, encode) for message in conversation] == [b"a"] * len(conversation)
+        assert [pieces.get(message, encode) for message in conversation] == [b'"a"'] * len(conversation)
     assert [id(message) for message in encoded] == [id(first), id(second)]
 
 
@@ -116,7 +116,7 @@ def test_the_oldest_pieces_are_forgotten_when_the_bound_is_reached() -> None:
     """Memory for encoded messages is bounded in bytes."""
     pieces = EncodedPieces(limit_bytes=10)
     for text in ("aaaa", "bbbb", "cccc", "x" * 50):
-        assert pieces.get(ChatMessage("user", text), lambda message: (message.content or "").encode()) == text.encode()
+        assert pieces.get(ChatMessage("user", text), lambda message: message.content) == f'"{text}"'.encode()
     assert len(pieces) == 0
 
 
