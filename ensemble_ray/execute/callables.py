@@ -1,7 +1,4 @@
-"""Call the user's callables of a run: guardrails, handlers, delegation policies.
-
-A run has one copy of each callable (S-SET-31): in this process if it runs inline, in its `CallableHost` on Ray.
-"""
+"""Call the user's callables: guardrails, handlers, policies. A run has one copy of each (S-SET-31)."""
 
 from __future__ import annotations
 
@@ -38,7 +35,6 @@ from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationReq
 from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
-#: Reasons not to ask the model for another answer.
 _NO_RETRY = {
     "input": "TryAgain from an input guardrail: there is no answer yet",
     "output": "TryAgain from an output guardrail: no further answer is asked for",
@@ -52,8 +48,7 @@ class TaskHandlerContext:
     description: str
     expected_output: str
     context_outputs: Sequence[TaskOutput] = ()
-    #: the same for each call of one task, also after a crash; empty outside a run
-    idempotency_key: str = ""
+    idempotency_key: str = ""  # the same for each call of one task, also after a crash; empty outside a run
 
     def __post_init__(self) -> None:
         for name in ("description", "expected_output", "context_outputs"):
@@ -63,12 +58,11 @@ class TaskHandlerContext:
 
 
 def callable_path(key: str, category: Literal["input", "output", "handler", "policy"], index: int = 0) -> str:
-    """Return the path of a callable, such as `draft/input/0`; the key of a policy is empty."""
+    """Return a path such as `draft/input/0`; the key of a policy is empty."""
     return f"{key}/{category}/{index}"
 
 
 def callable_name(function: object) -> str:
-    """Return the name of a guardrail or policy for logs and messages: the function's name or the object's class."""
     while isinstance(function, functools.partial):
         function = cast("functools.partial[object]", function).func
     return str(getattr(function, "__name__", type(function).__name__))
@@ -85,8 +79,8 @@ async def check_guardrails(
 ) -> str | None:
     """Call a task's guardrails in order, up to the first that objects.
 
-    If a guardrail raised `TryAgain` and the model may answer again, return its message for the model; else None. A
-    refusal raises `GuardrailViolationError` (S-GRD-7), a failed guardrail `AgentExecutionError` (S-GRD-11).
+    Return the text of `TryAgain` if the model may answer again; else None. A refusal raises `GuardrailViolationError`
+    (S-GRD-7), a failed guardrail `AgentExecutionError` (S-GRD-11).
     """
     count = order.input_guardrails if stage == "input" else order.output_guardrails
     if not count:
@@ -123,7 +117,7 @@ async def check_guardrails(
 
 
 class HasCallables(Protocol):
-    """The callables of a task, as they travel to the process that calls them."""
+    """The callables of a task, sent to the process that calls them."""
 
     @property
     def handler(self) -> object:
@@ -138,7 +132,7 @@ class HasCallables(Protocol):
 
 
 class LocalCallables:
-    """Callables of a run in this process. Implements `Callables`."""
+    """Callables in this process. Implements `Callables`."""
 
     def __init__(self, tasks: Mapping[str, Task | HasCallables], policies: Sequence[object] = ()) -> None:
         self._tasks = tasks
@@ -196,7 +190,7 @@ async def _call_tool_as_handler(tool: AgentTool, context: TaskHandlerContext) ->
 
 
 async def _call_policy(policy: object, argument: object) -> DelegationPolicyResult:
-    """Call a delegation policy with its pair of arguments, and check its result (S-DEL-43)."""
+    """Call a delegation policy, and check its result (S-DEL-43)."""
     request, context = cast("tuple[object, object]", argument)
     evaluate = cast("Callable[..., object]", getattr(policy, "evaluate", policy))
     answer: object = await call_user(evaluate, request, context)

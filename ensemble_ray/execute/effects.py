@@ -1,12 +1,10 @@
-"""Effects of one task, and the trace and metrics that follow from them.
-
-The same effects always produce the same trace, so a recorded task has the trace of the live one.
-"""
+"""Effects of one task, and the trace and metrics that follow from them, always the same."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, cast
@@ -52,7 +50,6 @@ from ensemble_ray.values.value import utc_of
 
 _log = bounded_logger(__name__)
 
-#: Outcome of a tool call (S-TRC-31, S-DUR-26).
 CallOutcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
 
 
@@ -61,20 +58,15 @@ class UnknownEffect:
     """A call that was started, with an unknown outcome. Argument of `on_unknown`."""
 
     run_id: str
-    #: key of the task: its name, or its position
-    task: str
+    task: str  # key of the task: its name, or its position
     agent_role: str
-    #: `handler` for a handler task
-    tool_name: str
-    #: JSON text as the model wrote it; empty for a handler
-    arguments: str
-    #: name of the effect in the record: `INSTANCE/TURN/CALL`
-    effect: str
-    #: key of the call; a repeated call has the same key
-    idempotency_key: str
+    tool_name: str  # `handler` for a handler task
+    arguments: str  # JSON text as the model wrote it; empty for a handler
+    effect: str  # name of the effect in the record: `INSTANCE/TURN/CALL`
+    idempotency_key: str  # key of the call; a repeated call has the same key
     begun_at: datetime
-    #: whether the part of the record is lost that would contain the call. The call may not have been started then, and
-    #: `begun_at` is the time at which the loss was accepted
+    #: whether a lost part of the record may contain the call. `begun_at` is then the time at which the loss was
+    #: accepted, and the call may not have started
     is_lost: bool = False
 
     def to_dict(self) -> dict[str, object]:
@@ -95,9 +87,7 @@ class ToolEffect:
     started_at: float
     duration_s: float
     structured_output: object = None
-    #: the tool asked the model to try again
     asks_again: bool = False
-    #: repairs of the arguments before the call
     repairs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,6 +95,10 @@ class ToolEffect:
 
     def as_trace(self, *, has_parsed_input: bool) -> ToolCallTrace:
         started, completed = utc_of(self.started_at), utc_of(self.started_at + self.duration_s)
+        parsed: object = None
+        if has_parsed_input:
+            with suppress(ValueError, RecursionError):
+                parsed = json.loads(self.call.arguments)
         return ToolCallTrace.unchecked(
             tool_name=self.call.name,
             arguments=self.call.arguments,
@@ -115,37 +109,22 @@ class ToolEffect:
             duration=completed - started,
             outcome=self.outcome,
             repairs=self.repairs,
-            parsed_input=jsonable(_parse_object(self.call.arguments)) if has_parsed_input else None,
+            parsed_input=jsonable(parsed) if isinstance(parsed, dict) else None,  # S-CAP-14
             metadata={},
         )
 
 
-def _parse_object(arguments: str) -> dict[str, object] | None:
-    """Return a JSON object as a dict; None for other texts (S-CAP-14)."""
-    try:
-        parsed: object = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, object]", parsed) if isinstance(parsed, dict) else None
-
-
 @dataclass(slots=True, kw_only=True)
 class ModelEffect:
-    """One model call, and the tool calls of its answer."""
-
     started_at: float
     latency_s: float
     response: ChatResponse
     is_final: bool
-    #: reasons of the failed attempts before the answer (S-DUR-66)
-    attempts_failed: tuple[str, ...] = ()
-    #: time at the start of `latency_s` that the call waited for permits of rate limits
-    waited_s: float = 0.0
-    #: (input, output) tokens that the run's budget counted because the provider did not (S-BUD-2)
-    estimated: tuple[int, int] | None = None
+    attempts_failed: tuple[str, ...] = ()  # reasons before the answer (S-DUR-66)
+    waited_s: float = 0.0  # time in `latency_s` that the call waited for permits of rate limits
+    estimated: tuple[int, int] | None = None  # (input, output) tokens that the budget estimated (S-BUD-2)
     tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
     messages: tuple[CapturedMessage, ...] = ()
-    #: names of the model and its provider, if the model has them
     model: str | None = None
     provider: str | None = None
 
@@ -181,7 +160,7 @@ class ModelEffect:
 
 
 def capture_messages(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
-    """Copy messages; later changes of the conversation do not affect the copies (S-CAP-12, S-CAP-13)."""
+    """Copy messages, so that later changes have no effect (S-CAP-12, S-CAP-13)."""
     return tuple(
         CapturedMessage(
             role=message.role,
@@ -197,33 +176,26 @@ def capture_messages(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, 
 
 @dataclass(slots=True, kw_only=True)
 class DelegationEffect:
-    """One attempt to delegate work, perhaps refused, and its result."""
+    """One attempt to delegate, perhaps refused, and its result."""
 
     request: DelegationRequest
     response: DelegationResponse
-    #: role of the worker; if no agent has the role, the model's spelling
-    worker_role: str
-    #: 0: delegated by a task of the plan
-    depth: int
+    worker_role: str  # the model's spelling if no agent has the role
+    depth: int  # 0: by a task of the plan
     started_at: float
-    #: turn and index of the call
     position: tuple[int, int] = (0, 0)
-    #: text for the model
     text: str
-    #: the worker started
     is_started: bool = False
-    #: instance of the worker's task
     instance: str = ""
     output: TaskOutput | None = None
-    #: trace of the worker, with or without an output
-    trace: TaskTrace | None = None
+    trace: TaskTrace | None = None  # of the worker, with or without an output
 
     @property
     def is_success(self) -> bool:
         return self.response.status is DelegationStatus.SUCCESS
 
     def as_trace(self, delegator_role: str, *, is_nested: bool) -> DelegationTrace:
-        """Return the trace; `is_nested` includes the worker's trace (S-TRC-41)."""
+        """`is_nested` includes the worker's trace (S-TRC-41)."""
         started = utc_of(self.started_at)
         return DelegationTrace(
             delegator_role=delegator_role,
@@ -243,14 +215,13 @@ class DelegationEffect:
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Counts the memory operations of one task (S-MEM-101). Implements `MemoryOperationListener`."""
+    """Counts memory operations of one task (S-MEM-101). Implements `MemoryOperationListener`."""
 
     short_term_entries_written: int = 0
     long_term_stores: int = 0
     long_term_retrievals: int = 0
     entity_lookups: int = 0
-    #: time of retrievals and lookups
-    reading_s: float = 0.0
+    reading_s: float = 0.0  # of retrievals and lookups
 
     def on_stm_write(self) -> None:
         self.short_term_entries_written += 1
@@ -278,8 +249,6 @@ class MemoryUse:
 
 @dataclass(slots=True, kw_only=True)
 class TaskEffects:
-    """All effects of one task so far."""
-
     task_description: str
     expected_output: str
     agent_role: str
@@ -289,36 +258,21 @@ class TaskEffects:
     prompt_build_s: float = 0.0
     models: list[ModelEffect] = field(default_factory=list[ModelEffect])
     tool_call_count: int = 0
-    #: in request order
     delegations: list[DelegationEffect] = field(default_factory=list[DelegationEffect])
-    #: a manager's trace does not contain its workers' traces
-    is_manager: bool = False
-    #: repeated model calls, including those without an answer
-    retry_count: int = 0
-    #: requests of the newest model call (S-MR-152)
-    attempts: int = 0
+    is_manager: bool = False  # the trace then lacks its workers' traces
+    retry_count: int = 0  # repeated model calls, with those without an answer
+    attempts: int = 0  # requests of the newest model call (S-MR-152)
     is_handler: bool = False
-    #: the handler or runner has an unknown outcome (S-DUR-26)
-    is_outcome_unknown: bool = False
-    #: path of the execution
+    is_outcome_unknown: bool = False  # of the handler or runner (S-DUR-26)
     instance: str = ""
-    #: the record contains work of the task
     is_recorded: bool = False
-    #: cuts of the context budget, for each request with new ones (S-MEM-136)
-    context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
-    #: tokens that an embedding endpoint read for the task's memory (S-MEM-128)
-    embedding_tokens: int = 0
-    #: (effect name, answer) of the model calls that tool servers requested
+    context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])  # new cuts (S-MEM-136)
+    embedding_tokens: int = 0  # read by an embedding endpoint for memory (S-MEM-128)
     sampled: list[tuple[str, SamplingAnswered]] = field(default_factory=list["tuple[str, SamplingAnswered]"])
-    #: None: the task uses no memory
-    memory: MemoryUse | None = None
-    #: set while the task runs (S-MEM-100)
+    memory: MemoryUse | None = None  # None: no memory
     memory_listener: MemoryOperationListener | None = None
-    #: the intent of a call with an effect on the world is on the disk
-    has_effect: bool = False
-    #: (effect name, message) of the call that ended the run early (S-DUR-138)
-    early_exit: tuple[str, str] = ("", "")
-    #: trace entries of its review gates, in order
+    has_effect: bool = False  # the intent of a call with an effect on the world is on disk
+    early_exit: tuple[str, str] = ("", "")  # (effect name, message) of the call that ended the run (S-DUR-138)
     reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
 
     @property
@@ -347,7 +301,6 @@ class TaskEffects:
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
-        """Return the metrics of the task (S-MET-10 to S-MET-16)."""
         inputs: list[int] = []
         outputs: list[int] = []
         llm_s = tools_s = 0.0
@@ -391,9 +344,7 @@ class TaskEffects:
     def trace(
         self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics
     ) -> TaskTrace:
-        """Return the trace of the task (S-TRC-10)."""
-        # The clock of the process that ends a task may be behind the clock of the process that started it.
-        started, completed = utc_of(self.started_at), utc_of(max(completed_at, self.started_at))
+        started, completed = utc_of(self.started_at), utc_of(max(completed_at, self.started_at))  # clocks may differ
         is_full = self.capture_mode is CaptureMode.FULL
         return TaskTrace.unchecked(
             task_description=self.task_description,
@@ -416,22 +367,19 @@ class TaskEffects:
         )
 
     def cancelled_trace(self, trace: TaskTrace) -> TaskTrace | None:
-        """Return the trace of a cancelled task; None for a task inside a unit that recorded no work (S-DUR-138)."""
+        """Return the trace of a cancelled task; None for a task in a unit without recorded work (S-DUR-138)."""
         if is_inside_unit(self.instance) and not self.is_recorded:
             return None
         return trace.replace(metadata={**trace.metadata, "state": "cancelled"})
 
 
-# Recorded effects.
-
-
 def is_work(data: FactData) -> bool:
-    """Whether a fact is work of a task; memory and directives are input of its prompts."""
+    """Whether a fact is work of a task, and not an input of its prompts."""
     return data.IS_EFFECT and not isinstance(data, MemoryRecalled | MemoryStored | DirectivesShown)
 
 
 def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact[ModelAnswered]]]:
-    """Return the answers of model calls that built agents before the run started, by effect name (S-SET-46)."""
+    """Return answers of calls that built agents before the run, by effect name (S-SET-46)."""
     found: dict[str, list[Fact[ModelAnswered]]] = {}
     for fact in facts:
         if isinstance(fact.data, ModelAnswered) and is_making_agent(fact):
@@ -442,10 +390,7 @@ def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact[ModelAnswered]]
 async def recorded_workers(
     journal: Journal, recorded: Mapping[tuple[str, str], Fact]
 ) -> tuple[tuple[tuple[str, TaskOutput], ...], tuple[TaskTrace, ...]]:
-    """Return (role, output) of a task's workers in completion order, and the traces of workers without an output.
-
-    `recorded` are the facts of the delegating task.
-    """
+    """Return (role, output) of workers in completion order, and traces of the others, from a delegating task's facts."""
     outputs: list[tuple[str, TaskOutput]] = []
     failed: list[TaskTrace] = []
     for name, fact_kind in recorded:
@@ -475,10 +420,9 @@ def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> T
 
 
 def typed_output(data: Mapping[str, object], output_type: OutputType | None = None) -> TaskOutput:
-    """Build an output from recorded data, or raise `RecordError`. `output_type` None: its parsed output is JSON data.
+    """Build an output from recorded data, or raise `RecordError`; without `output_type` with JSON data.
 
-    If the type has changed and the parsed output does not fit it, the raw text is parsed again. If that fails, the
-    parsed output stays JSON data, with a warning (S-DUR-36).
+    If the type changed, the raw text is parsed again; at worst it stays JSON data, with a warning (S-DUR-36).
     """
     values: dict[str, Any] = {**data, "output_type": output_type}
     if output_type is not None and values.get("parsed_output") is not None:

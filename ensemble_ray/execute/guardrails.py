@@ -61,10 +61,8 @@ class GuardrailResult:
     """
 
     is_success: bool
-    #: reason of a failure; "" for success
-    message: str = ""
-    #: the guardrail raised `TryAgain`: the model is called again if a retry is allowed
-    asks_again: bool = False
+    message: str = ""  # reason of a failure; "" for success
+    asks_again: bool = False  # the guardrail raised `TryAgain`: the model is called again if a retry is allowed
 
     @classmethod
     def success(cls) -> GuardrailResult:

@@ -1,4 +1,4 @@
-"""Run a task with the user's handler: a function of a `TaskHandlerContext`, or an `AgentTool` (S-DET-1)."""
+"""Run a task with the user's handler: a function, or an `AgentTool` (S-DET-1)."""
 
 from __future__ import annotations
 
@@ -37,15 +37,13 @@ from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.task_output import OutputType, Shown, type_name
 
 _log = bounded_logger(__name__)
-#: Characters of a failure's message.
 _LONGEST = 280
 
 
 async def run_handler(scope: TaskScope) -> tuple[str, object]:
-    """Call the handler, unless its result is recorded (S-DUR-25). Return the text and the structured output.
+    """Call the handler, unless its result is recorded (S-DUR-25). Return text and structured output.
 
-    A handler that raises, or returns None, a failure or a value of another type, fails the task with
-    `AgentExecutionError` (S-DET-5, S-DET-6). It may end the run (S-DET-10), or wait at a gate (S-REV-115).
+    A failure or misfit raises `AgentExecutionError` (S-DET-5, S-DET-6). A handler may end the run or wait at a gate.
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
     if (recorded := scope.find_recorded(name, ToolReturned)) is not None:
@@ -57,19 +55,18 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         text = await resolve_unknown(scope, intent)
         if text is not None:
             return _read_result(scope, await _note_result(scope, name, "unknown", text, began=intent.at))
-    # Also before a repeated call: the journal stops a replaced process here, before the effect.
+    # Also before a repeated call: the journal stops a replaced process before the effect.
     until = Persistence.QUEUED if effect == "none" else Persistence.SYNCED
     try:
         await scope.note(name, ToolIntended(tool_name=HANDLER, arguments="", effect=effect), until=until)
     except asyncio.CancelledError:
-        # The handler was not called, but the record may contain the intent.
-        scope.effects.is_outcome_unknown = True
+        scope.effects.is_outcome_unknown = True  # the record may contain the intent of a call that was not made
         raise
     return await _call(scope, name)
 
 
 async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
-    """Call the handler and note its result. The next fact, the task's output or failure, commits it."""
+    """Call the handler and note its result. The task's output or failure commits it."""
     order, began = scope.order, scope.ports.clock.now()
     context = TaskHandlerContext(
         description=order.task.description,
@@ -115,7 +112,7 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
 
 
 def _text_and_value(returned: object) -> tuple[str, object]:
-    """Return the text of a handler's return value, and the value for further handlers (S-DET-6, S-DET-9)."""
+    """Return the text, and the value for further handlers (S-DET-6, S-DET-9)."""
     if isinstance(returned, ToolResult):
         return returned.output, returned.structured_output
     if isinstance(returned, str | Shown):
@@ -127,7 +124,7 @@ def _text_and_value(returned: object) -> tuple[str, object]:
 
 
 def _convert(text: str, value: object, output_type: OutputType | None) -> ParseResult[object]:
-    """Convert a handler's value to the task's output type: the value itself, or else its text (S-DET-6)."""
+    """Convert the value itself, or else its text (S-DET-6)."""
     if output_type is None:
         return ParseResult(value=value)
     problem = ""
@@ -164,7 +161,6 @@ async def _note_result(
 
 
 def _read_result(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
-    """Return the text and structured output of a recorded result, the latter as the task's output type."""
     text, structured = recorded.text, recorded.structured_output
     if recorded.outcome in {"error", "failure"}:
         raise _failure(scope.order, text)
@@ -183,5 +179,4 @@ def _read_result(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:
-    # The record contains the whole text.
     return AgentExecutionError(brief(text, _LONGEST), order.agent_role, order.task.description)

@@ -1,7 +1,4 @@
-"""Run orders in this process, as asyncio tasks under their agents' concurrency limits; and templates of agents.
-
-An inline run has one executor for the whole run, and on Ray each agent actor has one for its tasks.
-"""
+"""Run orders as asyncio tasks under their agents' concurrency limits; and templates of agents."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ class LocalExecutor:
         *,
         grace_s: float,
     ) -> None:
-        """Create an executor. If the runner has no peers, all agents of the run are here, and this becomes its peers.
-
-        `deliver` receives results; all results of one turn of the event loop arrive together.
-        """
+        """A runner without peers gets this as its peers. `deliver` receives all results of one turn of the loop."""
         self._runner = runner
         if runner.peers is None:
             runner.peers = self
@@ -49,35 +43,35 @@ class LocalExecutor:
             if agent.max_concurrency is not None
         }
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
-        #: when each instance got its slot
-        self._began_at: dict[str, float] = {}
+        self._began_at: dict[str, float] = {}  # start of each instance in its slot
         self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
-        #: callers of `perform`, which receive the result of an instance instead of `deliver`
-        self._callers: dict[str, list[asyncio.Future[TaskResult]]] = {}
-        #: tasks that did not stop within the grace period and may still run
-        self.left_behind = 0
+        self._callers: dict[str, list[asyncio.Future[TaskResult]]] = {}  # results go here, not to `deliver`
+        self.left_behind = 0  # tasks that still run after the grace period
 
     @property
     def running(self) -> tuple[str, ...]:
         return tuple(self._tasks)
 
     def activities(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the instances without a result, and when each started; None: it waits for a slot."""
+        """Yield instances without a result, and their start; None: waits for a slot."""
         return ((instance, self._began_at.get(instance)) for instance in self._tasks)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
+        def on_done(order: TaskOrder, task: asyncio.Task[None]) -> None:
+            if task.cancelled():  # before it had started
+                self._report(order, task, self._empty(order, "cancelled"))
+            elif (error := task.exception()) is not None:  # an internal error
+                self._report(order, task, self._empty(order, "failed", error))
+
         loop = asyncio.get_running_loop()
         for order in orders:
             task = loop.create_task(self._run(order))
             self._tasks[order.instance] = (order, task)
-            task.add_done_callback(partial(self._on_done, order))
+            task.add_done_callback(partial(on_done, order))
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Run one task and return its result; cancelling the caller stops the task.
-
-        If the task runs already, because the caller's process was replaced, return the result of that execution.
-        """
+        """Run one task, or join its running execution; cancelling the caller stops it."""
         result: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
         self._callers.setdefault(order.instance, []).append(result)
         if order.instance not in self._tasks:
@@ -89,24 +83,30 @@ class LocalExecutor:
             raise
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Cancel tasks. A task that does not stop within the grace period is reported as cancelled, too."""
+        """Cancel tasks. After the grace period, a task is reported as cancelled anyway."""
+
+        def abandon(order: TaskOrder, task: asyncio.Task[None]) -> None:
+            if (held := self._tasks.get(order.instance)) is not None and held[1] is task:
+                self.left_behind += 1
+                _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
+                self._report(order, task, self._empty(order, "cancelled"))
+
         loop = asyncio.get_running_loop()
         for instance in instances:
             if instance in self._tasks:
                 order, task = self._tasks[instance]
                 self._stopped.add(instance)
                 task.cancel()
-                loop.call_later(self._grace_s, self._abandon, order, task)
+                loop.call_later(self._grace_s, abandon, order, task)
 
     async def end(self) -> None:
-        """Stop all tasks, and wait for them at most for the grace period."""
         tasks = [task for _, task in self._tasks.values()]
         self.stop(self.running)
         if tasks:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
     def drop(self, template: str) -> None:
-        """Drop the slots of a template that has no tasks; the next task of the template makes new ones."""
+        """Drop the slots of a template without tasks."""
         self._slots.pop(template, None)
 
     async def _run(self, order: TaskOrder) -> None:
@@ -123,19 +123,6 @@ class LocalExecutor:
         finally:
             slot.release()
         self._report(order, asyncio.current_task(), result)
-
-    def _on_done(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
-        """Report tasks without a result of the runner: cancelled ones that had not started, and internal errors."""
-        if task.cancelled():
-            self._report(order, task, self._empty(order, "cancelled"))
-        elif (error := task.exception()) is not None:
-            self._report(order, task, self._empty(order, "failed", error))
-
-    def _abandon(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
-        if (held := self._tasks.get(order.instance)) is not None and held[1] is task:
-            self.left_behind += 1
-            _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
-            self._report(order, task, self._empty(order, "cancelled"))
 
     def _empty(
         self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
@@ -155,20 +142,20 @@ class LocalExecutor:
                 if not caller.done():
                     caller.set_result(result)
             return
+
+        def deliver_finished() -> None:
+            finished, self._finished = self._finished, []
+            if finished:
+                self._deliver(finished)
+
         self._finished.append(result)
         if len(self._finished) == 1:
-            asyncio.get_running_loop().call_soon(self._deliver_finished)
-
-    def _deliver_finished(self) -> None:
-        finished, self._finished = self._finished, []
-        if finished:
-            self._deliver(finished)
+            asyncio.get_running_loop().call_soon(deliver_finished)
 
 
-# Templates: agents that differ only in data share one, so that only the data need travel.
+# Templates: agents that differ only in data share one, so only the data travel.
 
-#: Unused templates that a cache keeps (S-MR-142).
-MOST_TEMPLATES = 64
+MOST_TEMPLATES = 64  # unused templates of a cache (S-MR-142)
 #: Fields in which agents of one template may differ.
 OVERRIDE_FIELDS = (
     "role",
@@ -182,7 +169,7 @@ OVERRIDE_FIELDS = (
     "keep_reasoning",
     "allow_delegation",
 )
-#: Fields that agents of one template have equal; tools, model and runner must be the same objects.
+#: Equal within a template; tools, model and runner are the same objects.
 _EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit", "runner_effect")
 _PROCESS_FIELDS = ("num_cpus", "num_gpus", "resources", "labels")
 _STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, *_PROCESS_FIELDS, "tools", "llm", "runner"))
@@ -191,7 +178,7 @@ Value = TypeVar("Value")
 
 
 class RefCountedCache(Generic[Value]):
-    """Cache of all values in use, and of the unused values that were used last."""
+    """Caches all values in use, and the unused values that were used last."""
 
     def __init__(self, most: int = MOST_TEMPLATES, on_drop: Callable[[str, Value], None] | None = None) -> None:
         """Create an empty cache for `most` unused values; `on_drop` is called with every evicted entry."""
@@ -208,7 +195,7 @@ class RefCountedCache(Generic[Value]):
         return len(self._values)
 
     def put(self, name: str, value: Value) -> None:
-        """Add a value unless the name is present. It stays at least until the next `trim` or `release`."""
+        """Add a missing value. It stays until the next `trim` or `release`."""
         if name not in self._values:
             self._values[name] = value
             self._idle[name] = None
@@ -217,7 +204,7 @@ class RefCountedCache(Generic[Value]):
         return self._values.get(name)
 
     def use(self, name: str) -> Value | None:
-        """Return the value, and keep it until `release`; None: not present."""
+        """Return the value, and keep it until `release`."""
         if name not in self._values:
             return None
         self._idle.pop(name, None)
@@ -232,7 +219,7 @@ class RefCountedCache(Generic[Value]):
             self.trim()
 
     def trim(self) -> None:
-        """Evict the unused values beyond the limit, the least recently used first."""
+        """Evict the least recently used of the unused values over the limit."""
         while len(self._idle) > self._most:
             name, _ = self._idle.popitem(last=False)
             value = self._values.pop(name)
@@ -241,7 +228,7 @@ class RefCountedCache(Generic[Value]):
 
 
 class AgentTemplates:
-    """Names of the templates of the agents that a run's factories make; only the most recently used ones are cached."""
+    """Names of the templates of agents from factories; the most recently used ones are cached."""
 
     def __init__(self, most: int = MOST_TEMPLATES) -> None:
         self._most = most
@@ -250,7 +237,7 @@ class AgentTemplates:
         self._numbers = itertools.count(1)
 
     def name_of(self, agent: Agent) -> str:
-        """Return the name of the agent's template; an evicted template gets a new name."""
+        """Return the name of the agent's template; an evicted one gets a new name."""
         features = _features(agent)
         if (known := self._templates.get(features)) is not None:
             self._templates.move_to_end(features)
@@ -269,7 +256,7 @@ def overrides_of(agent: Agent, template: Agent) -> dict[str, object]:
 
 
 def apply_overrides(template: Agent, overrides: Mapping[str, object]) -> Agent:
-    """Return the agent that differs from the template in that data; it shares the template's tools and model."""
+    """Return the agent with that data; it shares the template's tools and model."""
     return template.rewritten(**overrides) if overrides else template
 
 
@@ -283,16 +270,15 @@ def requirements_of(agent: Agent) -> ResourceRequirements:
 
 
 def _features(agent: Agent) -> tuple[object, ...]:
-    """Return the features that agents of one template have in common."""
+    """Return the common features of a template's agents."""
     return (
         type(agent),
         id(agent.llm),
         id(agent.runner),
         tuple(id(entry) for entry in agent.tools),
-        # An agent that does not set replicas may get more of them (S-MR-141).
+        # Agents without own replicas may get more of them (S-MR-141).
         "replicas" in agent.model_fields_set,
         *(getattr(agent, name) for name in _EQUAL_FIELDS),
         requirements_of(agent),
-        # Fields of user classes may contain any object.
         *(id(getattr(agent, name)) for name in type(agent).model_fields if name not in _STANDARD_FIELDS),
     )

@@ -1,7 +1,6 @@
-"""Memory and reflections of a task: recall them for its prompt, and store what it produced.
+"""Recall memory and reflections for a task's prompt, and store its output; recorded effects are not repeated.
 
-Both are effects: recorded ones are not performed again (S-MEM-111, S-MEM-112). An error of a store fails the task
-(S-MEM-110), except for reflections. Managers use no memory, but their workers do (S-HIER-8).
+A store's error fails the task (S-MEM-110), except for reflections. Managers use no memory (S-HIER-8).
 """
 
 from __future__ import annotations
@@ -40,14 +39,12 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.value import utc_of
 
-#: Last parts of effect names: reading or writing memory, and writing an edited output.
-_MEMORY, _EDIT = "memory", "memory-edit"
-#: Kinds of memory that can accept a note.
-_SHORT_TERM, _LONG_TERM = "short_term", "long_term"
+_MEMORY, _EDIT = "memory", "memory-edit"  # last parts of effect names
+_SHORT_TERM, _LONG_TERM = "short_term", "long_term"  # kinds of memory that accept notes
 
 
 async def recall(scope: TaskScope) -> RecalledMemory | None:
-    """Return the memory that the task's prompt shows; None: the task uses none."""
+    """Return the memory for the task's prompt; None: the task uses none."""
     rules = _rules(scope)
     if rules is None:
         return None
@@ -76,7 +73,7 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
 
 
 async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
-    """Write an output to memory before it is recorded; return it with the counts of memory operations."""
+    """Write an output to memory, and return it with the counts of memory operations."""
     rules = _rules(scope)
     if rules is None:
         return output
@@ -106,7 +103,7 @@ async def remember(scope: TaskScope, output: TaskOutput) -> TaskOutput:
 
 
 async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
-    """Write an output that a reviewer edited as a further entry of the task's scopes (S-MEM-79)."""
+    """Write an edited output as a further entry of the task's scopes (S-MEM-79)."""
     rules, name = _rules(scope), effect_name(scope.order.instance, 0, _EDIT)
     scopes = () if rules is None else _scopes(scope, rules)
     if not scopes or scope.find_recorded(name, MemoryStored) is not None:
@@ -119,7 +116,7 @@ async def remember_edit(scope: TaskScope, output: TaskOutput) -> None:
 
 
 async def recall_directives(scope: TaskScope) -> tuple[str, ...]:
-    """Return the directives that the task's prompt shows; a resumed task shows its first ones (S-CTL-6)."""
+    """Return the directives for the prompt; a resumed task keeps its first ones (S-CTL-6)."""
     instance, directives = scope.order.instance, scope.order.directives
     if not directives and not scope.recorded_facts:
         return ()
@@ -137,7 +134,7 @@ def _rules(scope: TaskScope) -> MemoryRules | None:
 
 
 def _scopes(scope: TaskScope, rules: MemoryRules) -> tuple[MemoryScope, ...]:
-    """Return the task's memory scopes, which have no effect without a store (S-MEM-78)."""
+    """Return the task's memory scopes (S-MEM-78)."""
     return tuple(scope.order.task.memory_scopes) if rules.has_store else ()
 
 
@@ -157,8 +154,7 @@ def _note(
     *,
     is_stored: bool,
 ) -> MemoryNote:
-    # A trace may be long, and only the user's extractor may read it.
-    sent = output if rules.has_extractor else output.model_copy(update={"trace": None})
+    sent = output if rules.has_extractor else output.model_copy(update={"trace": None})  # a trace may be long
     return MemoryNote(
         instance=scope.order.instance,
         entry_id=f"{scope.order.run_id}/{name}",
@@ -172,7 +168,7 @@ def _note(
 async def _store(
     scope: TaskScope, name: str, note: MemoryNote, *, until: Persistence = Persistence.QUEUED
 ) -> MemoryStored:
-    """Write a note to memory, and record that; the facts are in order, so a later commit of the output commits this."""
+    """Write a note, and record that. A later commit of the output also commits this fact."""
     remembered = await _memory(scope).remember(note)
     stored = MemoryStored(
         scopes=tuple(each.name for each in note.scopes),
@@ -185,24 +181,21 @@ async def _store(
 
 
 async def _charge(scope: TaskScope, tokens: int) -> None:
-    """Charge embedded tokens to the run's budget; their number is known only afterwards (S-MEM-129)."""
+    """Charge embedded tokens, whose number is known only afterwards (S-MEM-129)."""
     if tokens and scope.ports.spending is not None:
         await scope.ports.spending.charge_input(tokens)
 
 
-# Reflections: recall the notes of earlier runs, and store new ones.
-
 _log = bounded_logger(__name__)
-#: Last part of the effect names, and kind of agent of the requests.
-_REFLECTION = "reflection"
+_REFLECTION = "reflection"  # effect name and kind of agent
 
 
 class LocalRunReflections:
-    """Reflections of one run, in the process with the user's store and strategies. Implements `RunReflections`."""
+    """Reflections of one run, in the process with the user's store. Implements `RunReflections`."""
 
     def __init__(self, store: ReflectionStore) -> None:
         self._store = store
-        #: key -> reflection before the run stored one under the key; a running task while it is read
+        #: by key: reflection before the run stored one; a task while it is read
         self._before: dict[str, asyncio.Task[TaskReflection | None] | TaskReflection | None] = {}
 
     async def recall(self, key: str) -> TaskReflection | None:
@@ -228,7 +221,6 @@ class LocalRunReflections:
         await call_user(cast("Callable[..., object]", self._store.store), key, reflection)
 
     async def ask_strategy(self, asked: ReflectionInput) -> TaskReflection:
-        """Call the task's strategy. It is in another process if that one submitted the run."""
         config = asked.task.reflection_config
         if config is None or config.strategy is None or not config.is_strategy_here:
             raise IllegalStateError("the strategy is not in this process")
@@ -238,17 +230,17 @@ class LocalRunReflections:
         return made
 
     def restore(self, key: str, reflection: TaskReflection | None) -> None:
-        """Set the reflection that an earlier process of the run recalled."""
+        """Set the reflection that an earlier process recalled."""
         self._before.setdefault(key, reflection)
 
 
 def reflection_key(description: str) -> str:
-    """Return the storage key of a task's reflection: the SHA-256 of its description, in hex (S-REFL-4)."""
+    """Return the SHA-256 of a task's description, in hex (S-REFL-4)."""
     return hashlib.sha256(description.encode()).hexdigest()
 
 
 async def recall_notes(scope: TaskScope) -> TaskReflection | None:
-    """Return the reflection of earlier runs on the task; None: there is none, or it does not reflect (S-REFL-8)."""
+    """Return the reflection of earlier runs on the task, if it reflects (S-REFL-8)."""
     task, reflections = scope.order.task, scope.ports.reflections
     if task.reflection_config is None or not scope.context.has_reflections:
         return None
@@ -267,10 +259,9 @@ async def recall_notes(scope: TaskScope) -> TaskReflection | None:
 
 
 async def reflect(scope: TaskScope, output: TaskOutput, agent: Agent | None, *, is_stopped: Callable[[], bool]) -> None:
-    """Reflect on an accepted output and store the result, before other tasks use the output (S-REFL-3).
+    """Reflect on an accepted output before other tasks use it (S-REFL-3). Errors are only logged.
 
-    Errors of the reflection are logged; they do not fail the task. Unless `is_stopped`, a `CancelledError` is an error
-    of user code.
+    Unless `is_stopped`, a `CancelledError` is an error of user code.
     """
     if scope.order.task.reflection_config is None or scope.ports.compare is not None:  # a replay has no effects
         return
@@ -325,7 +316,7 @@ async def _learn(
     task = scope.order.task
     config, key = task.reflection_config, reflection_key(task.description)
     assert config is not None, "the caller checked it"  # noqa: S101  for the type
-    # The agent has the task's model if the task names one; handlers and runners have none.
+    # The agent has the task's model. Handlers and runners have none.
     own = None if agent is None or agent.runner is not None else agent.llm
     model = next((each for each in (config.model, own, task.llm) if each is not None), None)
     if config.strategy is not None:
@@ -345,7 +336,7 @@ async def _learn(
 async def _ask_model(
     scope: TaskScope, model: ChatModel, output: TaskOutput, prior: TaskReflection | None
 ) -> ReflectionRecorded:
-    """Call a model once, and fill the gaps of its answer with the task's texts (S-REFL-12, S-REFL-13)."""
+    """Call a model, and fill gaps of its answer with the task's texts (S-REFL-12, S-REFL-13)."""
     task, count = scope.order.task, 1 if prior is None else prior.run_count + 1
     messages = [ChatMessage(role="user", content=build_reflection_request(task, output.raw, prior))]
     tokens = (0, 0)

@@ -1,4 +1,4 @@
-"""Run one task through ports: review gates, guardrails, the agent or handler, memory, reflection, and the record."""
+"""Run one task through ports."""
 
 from __future__ import annotations
 
@@ -74,14 +74,11 @@ class TaskRunner:
         self._agents = agents
 
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
-        """Run one task to its end. Errors of the task become results.
-
-        `is_stopped` is whether the run cancelled the task. Else a `CancelledError` is an error of user code.
-        """
+        """Run one task; errors are results. Unless `is_stopped`, a `CancelledError` is of user code."""
         order = apply_changes(order)
         slot = slot or Slot()
         scope = self._scope(order, {}, slot)
-        # A task that was delegated inside this process must not inherit the log fields of its caller.
+        # A task that was delegated inside this process must not inherit its caller's log fields.
         fields, used = LOG_FIELDS.set(_log_fields(self.context, order)), SERVICES.set(self.ports.services)
         try:
             if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
@@ -114,7 +111,6 @@ class TaskRunner:
             SERVICES.reset(used)
 
     async def _end(self, scope: TaskScope, error: BaseException, is_stopped: Callable[[], bool]) -> TaskResult:
-        """Return the result of a task that an error ended."""
         match error:
             case asyncio.CancelledError() if is_stopped():
                 result = self._unfinished(scope, "cancelled", None)
@@ -138,7 +134,6 @@ class TaskRunner:
                 return await self._fail(scope, error)
 
     def _scope(self, order: TaskOrder, recorded_facts: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
-        # A task that an earlier process started keeps its start time.
         started_at, is_recorded = self.ports.clock.now(), False
         for fact in recorded_facts.values():
             is_recorded = is_recorded or is_work(fact.data)
@@ -166,7 +161,7 @@ class TaskRunner:
         )
 
     def _agent_of(self, order: TaskOrder) -> Agent | None:
-        """Return the agent of a task, with the model that a directive or the task chooses; None: a handler."""
+        """Return the agent with the model that a directive or the task chooses; None: a handler."""
         if order.agent_key is None:
             return None
         agent = order.agent or self._agents[order.agent_key]
@@ -178,7 +173,7 @@ class TaskRunner:
         return agent if order.task.llm is None else with_task_model(agent, order.task.llm)
 
     async def _execute(self, scope: TaskScope) -> TaskOutput:
-        """Do the work between the gates: guardrails and the agent or handler."""
+        """Do the work between the gates."""
         order, callables = scope.order, self.ports.callables
         if order.missing_context is not None:
             raise TaskExecutionError(
@@ -227,10 +222,8 @@ class TaskRunner:
         )
         return await remember(scope, output) if uses_memory else output
 
-    # Ends of a task.
-
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
-        """Return the end that an earlier process recorded before it died, or None."""
+        """Return the end that an earlier process recorded, or None."""
         instance, recorded_facts = scope.order.instance, scope.recorded_facts
         if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
             reviewed = ReviewedOutput(output, recorded_exit(recorded_facts, instance))
@@ -250,8 +243,7 @@ class TaskRunner:
             _announce_failure(scope, failed)
             return failed
         exited = find_fact(recorded_facts, instance, ExitRecorded)
-        # A resumed run may have a larger budget; without one, the next request is refused again.
-        if exited is None or exited.data.reason is ExitReason.BUDGET_EXHAUSTED:
+        if exited is None or exited.data.reason is ExitReason.BUDGET_EXHAUSTED:  # the budget may be larger now
             return None
         return await self._with_workers(scope, self._unfinished(scope, "exited", exit_of(exited.data.reason)))
 
@@ -280,7 +272,7 @@ class TaskRunner:
 
     async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
         order, result = scope.order, self._unfinished(scope, "failed", error)
-        # Both end the run, which can be resumed: the task has not failed then (S-DUR-151).
+        # Both end the run, which can be resumed: the task has not failed (S-DUR-151).
         is_interruption = self.context.has_plan and order.agent_key is not None and is_out_of_credit(error)
         if is_interruption or isinstance(error, RecordError):
             _announce_failure(scope, result)
@@ -325,13 +317,12 @@ class TaskRunner:
 
 
 def _counted(result: TaskResult) -> TaskResult:
-    """Return the result with the number of its incomplete answers."""
     count = count_incomplete(result)
     return result if count == result.incomplete_answers else replace(result, incomplete_answers=count)
 
 
 def apply_changes(order: TaskOrder) -> TaskOrder:
-    """Return the order with joined iterations (S-LOOP-72) and its task revised for this attempt (S-LOOP-100)."""
+    """Return the order with joined iterations (S-LOOP-72) and its revised task (S-LOOP-100)."""
     revision, task = order.revision, order.task
     if revision is None and not order.joined:
         return order
@@ -347,10 +338,6 @@ def apply_changes(order: TaskOrder) -> TaskOrder:
     return replace(order, task=task, revision=None, context=tuple(context), joined=())
 
 
-# Events and log lines.
-
-
-#: Characters of a description in log lines.
 _SHOWN = 80
 
 
@@ -365,10 +352,8 @@ def _log_fields(context: RunContext, order: TaskOrder) -> Mapping[str, str]:
         if context.hierarchy is None or order.depth > 1:
             fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
     elif context.workflow == "sequential":
-        total = context.total_tasks if order.total_tasks is None else order.total_tasks
-        fields["task.index"] = f"{order.index}/{total}"
-        description = order.task.description
-        fields["task.description"] = description if len(description) <= _SHOWN else cut(description, _SHOWN)
+        fields["task.index"] = f"{order.index}/{_total(context, order)}"
+        fields["task.description"] = cut(order.task.description, _SHOWN)
     return fields
 
 
@@ -382,7 +367,6 @@ def _title(scope: TaskScope) -> str:
     if order.depth:
         return f"Delegated task of '{order.caller_role}'"
     total = _total(scope.context, order)
-    # Tasks without a name, and all tasks of dynamic runs, have generated keys.
     is_named = scope.context.has_plan and order.key.partition("~")[0] != f"task-{order.index}"
     name = f" '{order.key}'" if is_named else ""
     return f"Task {order.index}/{total}{name}" if total else f"Task {order.index}{name}"
@@ -422,7 +406,7 @@ def _announce_failure(scope: TaskScope, result: TaskResult) -> None:
 
 
 def _announce_trace(scope: TaskScope, trace: TaskTrace | None, status: str, error: BaseException | None = None) -> None:
-    """Send the trace of an execution, delegated ones included, if the run is traced (S-INT-31)."""
+    """Send the trace of an execution if the run is traced (S-INT-31)."""
     tracing = scope.context.tracing
     if tracing is None or trace is None:
         return
@@ -433,7 +417,7 @@ def _announce_trace(scope: TaskScope, trace: TaskTrace | None, status: str, erro
             run_id=order.run_id,
             instance=order.instance,
             tracing=tracing,
-            # Without values of user types, so that each process can load it.
+            # Each process can load a trace without values of user types.
             trace=trace.replace(parsed_output=None, delegations=()),
             status=status,
             error_type="" if error is None else type(error).__name__,
@@ -445,7 +429,6 @@ def _announce_trace(scope: TaskScope, trace: TaskTrace | None, status: str, erro
 
 
 def _fields_of_events(scope: TaskScope) -> dict[str, Any]:
-    """Return the fields that the events of a task have in common."""
     order = scope.order
     return {
         "task_description": order.task.description,

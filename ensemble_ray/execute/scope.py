@@ -1,4 +1,4 @@
-"""State that the parts of one task's work share: the run's context, the ports, the order, the effects."""
+"""State that the parts of one task's work share."""
 
 from __future__ import annotations
 
@@ -43,27 +43,25 @@ D = TypeVar("D", bound=FactData)
 
 
 class Callables(Protocol):
-    """Calls the user's callables of a run, in the process that has them."""
+    """Calls the user's callables, in the process that has them."""
 
     async def evaluate(self, path: str, argument: object) -> object:
-        """Call the callable at a path; see `callable_path`. Its error is raised here."""
+        """Call the callable at a `callable_path`. Its error is raised here."""
         ...
 
 
 class RunReflections(Protocol):
-    """Reads and writes the reflections of a run's tasks from any process. Errors of user code are raised here."""
+    """Reads and writes reflections from any process. Errors of user code are raised here."""
 
     async def recall(self, key: str) -> TaskReflection | None:
-        """Return the reflection that was stored under the key before this run stored one (S-REFL-2)."""
+        """Return the reflection from before this run (S-REFL-2)."""
         ...
 
     async def find_prior(self, key: str) -> TaskReflection | None:
-        """Return the reflection that is stored under the key now."""
+        """Return the present reflection."""
         ...
 
-    async def store(self, key: str, reflection: TaskReflection) -> None:
-        """Store a reflection in place of the earlier one."""
-        ...
+    async def store(self, key: str, reflection: TaskReflection) -> None: ...
 
     async def ask_strategy(self, asked: ReflectionInput) -> TaskReflection:
         """Call the task's own strategy; `TypeError` if it returned another type."""
@@ -78,35 +76,26 @@ class RunnerPorts:
     callables: Callables
     services: Services
     tool_metrics: ToolMetrics
-    #: None: model calls have no limit
-    spending: Spending | None = None
-    #: circuit breakers and limits of endpoints
+    spending: Spending | None = None  # None: no limit
     endpoints: EndpointService = field(default_factory=process_endpoints)
-    #: called with (effect name, recorded fact, digest of today's request, its messages) for each recorded answer (S-DUR-55)
+    #: receives (effect name, recorded fact, digest and messages of today's request) of each recorded answer (S-DUR-55)
     compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
-    #: the user's callable for unknown outcomes, if this process has it; None: ask at the terminal (S-DUR-24)
+    #: the user's callable for unknown outcomes; None: ask at the terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
-    #: how safe the output of a task without effects on the world is before its result is reported
+    #: safety of an output without effects on the world before its result is reported
     report_after: Persistence = Persistence.COMMITTED
-    #: asks at review gates; only in the process that started the run
-    reviewer: Reviewer | None = None
-    #: None: the run has no memory, or its process cannot be reached
-    memory: RunMemory | None = None
-    #: None: the run has no reflections, or their process cannot be reached
-    reflections: RunReflections | None = None
+    reviewer: Reviewer | None = None  # only in the process that started the run
+    memory: RunMemory | None = None  # None: no memory, or its process cannot be reached
+    reflections: RunReflections | None = None  # None: no reflections, or their process cannot be reached
 
 
 class Slot:
-    """One of an agent's concurrency slots; without a semaphore, there is no limit.
-
-    When all open calls of a turn wait for other work, the task releases its slot until the turn ends.
-    """
+    """A concurrency slot of an agent, free while all open calls of a turn wait; without a semaphore no limit."""
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
         self._is_held = False
-        #: calls of the turn that have not returned, and how many of them wait
-        self._open = 0
+        self._open = 0  # calls of the turn without a return, and how many of them wait
         self._waiting = 0
 
     async def __aenter__(self) -> Self:
@@ -117,7 +106,6 @@ class Slot:
         self.release()
 
     async def acquire(self) -> None:
-        """Acquire the slot unless it is held; wait until one is free."""
         if self._slots is not None and not self._is_held:
             await self._slots.acquire()
             self._is_held = True
@@ -131,7 +119,7 @@ class Slot:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncGenerator[None]:
-        """Mark one call as waiting inside the block. If all open calls wait, the slot is released until `acquire`."""
+        """Mark one call as waiting. If all open calls wait, the slot is free until `acquire`."""
         self._waiting += 1
         self._release_if_waiting()
         try:
@@ -155,44 +143,41 @@ class TaskScope:
     ports: RunnerPorts
     order: TaskOrder
     effects: TaskEffects
-    #: facts that an earlier process of this task recorded, by (name, kind)
+    #: recorded by an earlier process of this task, by (name, kind)
     recorded_facts: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
     slot: Slot = field(default_factory=Slot)
-    #: runs delegated tasks; None: the task cannot delegate
-    peers: Peers | None = None
-    #: the task is the manager of a hierarchical run
-    is_manager: bool = False
+    peers: Peers | None = None  # None: the task cannot delegate
+    is_manager: bool = False  # of a hierarchical run
 
     @property
     def delegated(self) -> tuple[tuple[str, TaskOutput], ...]:
-        """(role, output) of a manager's workers in completion order (S-HIER-6)."""
+        """(role, output) of workers in completion order (S-HIER-6)."""
         outputs = [each.output for each in self.effects.delegations if each.output is not None]
         return tuple((each.agent_role, each) for each in sorted(outputs, key=lambda output: output.completed_at))
 
     @property
     def failed_delegations(self) -> tuple[TaskTrace, ...]:
-        """Traces of a manager's failed workers; their tokens count, too (S-TRC-43)."""
+        """Traces of failed workers; their tokens count, too (S-TRC-43)."""
         attempts = self.effects.delegations
         return tuple(each.trace for each in attempts if each.output is None and each.trace is not None)
 
     @property
     def loss(self) -> Fact[LossAccepted] | None:
-        """The loss of a part of the record that may have contained calls of the task, or None."""
+        """A loss of records that may have contained calls of the task."""
         found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
     def find_recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
-        """Return the recorded fact of an effect, which must not be performed again; None: perform it."""
-        # Each step calls this, and there are seldom any recorded facts.
-        found = find_fact(self.recorded_facts, name, wanted) if self.recorded_facts else None
+        """Return the fact of an effect that must not be repeated; None: perform it."""
+        found = find_fact(self.recorded_facts, name, wanted) if self.recorded_facts else None  # seldom any
         return None if found is None else require_usable(found)
 
     async def note(
         self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED, at: float | None = None
     ) -> None:
-        """Append facts to the journal, and wait until they are as safe as `until`. `at` is Unix time, s; None: now.
+        """Append facts, and wait until they are as safe as `until`. `at` is Unix time, s; None: now.
 
-        If another process runs this task now, `StaleEpochError` is raised, and this process must not continue.
+        `StaleEpochError`: another process runs this task now, and this one must stop.
         """
         order = self.order
         if not self.effects.is_recorded:
@@ -205,24 +190,20 @@ class TaskScope:
     async def note_end(
         self, *data: FactData, until: Persistence = Persistence.COMMITTED, at: float | None = None
     ) -> None:
-        """Record the end of the task. A cancellation is too late: the result must agree with the record (S-DUR-138)."""
+        """Record the end. A cancellation is too late: result and record must agree (S-DUR-138)."""
         try:
             await self.note(self.order.instance, *data, until=until, at=at)
         except asyncio.CancelledError:  # the journal has accepted the facts, and the commit is under way
             await self.ports.journal.flush()
 
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
-        """Build and publish an event if its type has listeners."""
+        """Build and publish an event that has listeners."""
         if event_type.method in self.context.interest:
             self.ports.events.emit(build())
 
 
-# Spending.
-
-#: Estimated output tokens of the first answer of a kind of agent.
-_FIRST_OUTPUT = 256
-#: Request options that limit an answer, in order of precedence.
-_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_FIRST_OUTPUT = 256  # estimate for the first answer of a kind of agent, tokens
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # by precedence
 
 
 class Spending:
@@ -231,16 +212,12 @@ class Spending:
     def __init__(self, account: SpendingAccount, costs: CostConfiguration | None) -> None:
         self.account = account
         self._costs = costs
-        #: kind of agent -> (number of answers, their output tokens)
-        self._answers: dict[str, tuple[int, int]] = {}
+        self._answers: dict[str, tuple[int, int]] = {}  # by kind of agent: (number of answers, their output tokens)
 
     def request(
         self, template: str, model: object, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> Request:
-        """Estimate a request. `template` is the kind of agent.
-
-        If the model has no limit of output tokens, earlier answers of the kind determine the estimate.
-        """
+        """Estimate a request of a kind of agent, from earlier answers if the model has no token limit."""
         output = output_limit(model)
         if output is None:
             count, total = self._answers.get(template, (0, 0))
@@ -258,7 +235,7 @@ class Spending:
         self.account.charge(claim, self.price(input_tokens, output_tokens))
 
     async def charge_input(self, tokens: int) -> None:
-        """Charge input tokens without a claim, even beyond the budget, before the next request reserves."""
+        """Charge input tokens without a claim, even beyond the budget."""
         self.account.charge("", self.price(tokens, 0))
         await self.account.settle()
 
@@ -268,17 +245,16 @@ class Spending:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One request, sent once, or several times if its provider fails."""
+    """One request, with its repetitions."""
 
     spending: Spending
     template: str
     input_tokens: int
     output_tokens: int
-    #: (input, output) tokens that were charged, if the provider did not count them all
-    estimated: tuple[int, int] | None = None
+    estimated: tuple[int, int] | None = None  # (input, output) tokens that were charged without the provider's count
 
     async def send(self, attempt: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
-        """Reserve the estimate, make one attempt, and charge the real tokens; no budget raises `BudgetExhaustedError`."""
+        """Reserve the estimate, make one attempt, and charge the real tokens; may raise `BudgetExhaustedError`."""
         claim = await self.spending.account.reserve(self.spending.price(self.input_tokens, self.output_tokens))
         try:
             response = await attempt()
@@ -306,28 +282,20 @@ def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> 
 
 
 def answer_tokens(text: str | None, calls: Sequence[ToolCall], reasoning: str | None = None) -> int:
-    """Estimate the output tokens of an answer without a count."""
     return estimate_tokens(
         len(text or "") + len(reasoning or "") + sum(len(call.name) + len(call.arguments) for call in calls)
     )
 
 
 def output_limit(model: object) -> int | None:
-    """Return the most tokens of a model's answer, or None if the model has no limit.
-
-    The limit is an attribute `max_output_tokens` of user models, and a request option of the library's models.
-    """
+    """Return `max_output_tokens` of a user's model, or a request option of the library's; None: no limit."""
     while (inner := getattr(model, "delegate", None)) is not None:  # a rate-limited model
         model = inner
-    options = getattr(model, "request_options", None)
-    limits = (
-        [cast("Mapping[str, object]", options).get(name) for name in _LIMITS] if isinstance(options, Mapping) else []
-    )
+    found = getattr(model, "request_options", None)
+    options = cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
+    limits = [options.get(name) for name in _LIMITS]
     candidates = (getattr(model, "max_output_tokens", None), *limits)
     return next((value for value in candidates if isinstance(value, int) and value > 0), None)
-
-
-# Early ends of a run.
 
 
 def reason_of(error: BaseException | None) -> ExitReason:
@@ -337,19 +305,18 @@ def reason_of(error: BaseException | None) -> ExitReason:
 
 
 def exit_of(reason: ExitReason) -> ExitEarlyError:
-    """Return the error that ends a run for that reason."""
     if reason is ExitReason.BUDGET_EXHAUSTED:
         return BudgetExhaustedError()
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
 
 
 def describe_exit(message: str) -> str:
-    """Return the result, in a trace, of a tool that ended the run with that message."""
+    """Return the result, in a trace, of a tool that ended the run."""
     asked = "The tool asked for the end of the run"
     return f"{asked}: {message}" if message else asked
 
 
 def describe_exhaustion(errors: Iterable[BaseException | None]) -> str:
-    """Return the warning of a run without budget: limit, spending, and need of its first task that hit it (S-BUD-4)."""
+    """Return the warning with limit, spending, and need of the first task without budget (S-BUD-4)."""
     exhausted = (error for error in errors if isinstance(error, BudgetExhaustedError) and str(error))
     return next(map(message_of, exhausted), "Budget exhausted")

@@ -1,23 +1,16 @@
-"""Coordinator: journal each stimulus, pass it to the source of the run, and carry out the instructions.
+"""Journal each stimulus, pass it to the source of the run, and carry out the instructions; one class for every run.
 
-One class serves every run: planned or dynamic, inline, in the scheduler actor, or in the process that has the run's
-factories. The source, the `RunTasks` and the executor differ.
-
-1. The source decides. One task of the loop passes it all stimuli in order and carries out its instructions.
-2. A stimulus is journaled before the source handles it. It need not be committed: the task's own facts are, so a lost
-   stimulus is repeated (S-DUR-30). A request to cancel and an answer of user code have no other facts, so the
-   coordinator waits for them: another process must not record consequences of a lost answer (S-LOOP-54). It also waits
-   for a completion if the order of completions matters (S-DUR-136).
-3. The first result of a task counts; a late result of a replaced process is not recorded (S-PAR-12).
-4. Outputs stay in the form in which they arrive, unread, so that a scheduler's process runs no user code.
-5. Before a run waits for decisions, it checks once more for recent ones and continues with them (S-REV-124).
+A stimulus is journaled before the source handles it, but need not be committed: a lost one is repeated from the task's
+facts (S-DUR-30). The coordinator waits for a cancellation, for an answer of user code (S-LOOP-54), and for completions
+whose order matters (S-DUR-136). The first result of a task counts; a late result of a replaced process is not recorded
+(S-PAR-12). Outputs stay unread, so a scheduler's process runs no user code.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
 
@@ -69,9 +62,9 @@ from ensemble_ray.schedule.stimuli import (
 from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import Directive, ModelSwitch, OpenReview, RunDirective
+from ensemble_ray.values.task_output import TaskOutput
 
-#: Orders and results in any form: they contain objects inline, and bytes in a scheduler actor.
-AnyOrder: TypeAlias = TaskOrder[Any, Any, Any]
+AnyOrder: TypeAlias = TaskOrder[Any, Any, Any]  # with objects inline, with bytes in a scheduler actor
 AnyResult: TypeAlias = TaskResult[Any, Any]
 OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
 
@@ -83,39 +76,32 @@ class Executor(Protocol):
         """Run these tasks; never waits."""
 
     def stop(self, instances: Sequence[str], /) -> None:
-        """Stop these tasks; each is still reported, within the executor's grace."""
+        """Stop tasks; each is still reported within the grace period."""
 
 
 class TaskReporter(Protocol):
-    """The coordinator, from the view of the tasks of its run."""
+    """The coordinator, from the view of its run's tasks."""
 
     def submit(self, orders: Sequence[AnyOrder]) -> None:
         """Submit orders to the executor."""
 
     def stop(self, instances: Sequence[str]) -> None:
-        """Stop the tasks that the executor runs, of these; it still reports each."""
+        """Stop those of these tasks that run; each is still reported."""
 
     def notify(self, *stimuli: Stimulus) -> None:
-        """Send stimuli to the source, in order after all earlier ones."""
-        ...
+        """Send stimuli to the source after all earlier ones."""
 
     def interrupt(self, ending: End) -> None:
-        """Stop running tasks, start no more, then end the run this way without consulting its source."""
-        ...
+        """Stop running tasks, start no more, and end this way without the source."""
 
     def break_off(self, error: BaseException) -> None:
-        """End the run with an infrastructure error; it can be resumed from its record."""
-        ...
+        """End the run with an infrastructure error; it can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialStep:
-    """Initial stimuli and instructions of a new or resumed run."""
-
-    #: first stimuli of the source
     stimuli: Sequence[Stimulus] = ()
-    #: instructions of a source after it replayed its recorded stimuli
-    instructions: Sequence[Instruction] = ()
+    instructions: Sequence[Instruction] = ()  # of a source after it replayed its recorded stimuli
 
 
 class RunTasks(Protocol[OutcomeT_co]):
@@ -123,99 +109,75 @@ class RunTasks(Protocol[OutcomeT_co]):
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether a resumed run must know the order in which tasks completed."""
+        """Whether a resumed run needs the order of completions."""
         ...
 
     @property
-    def directives(self) -> RunDirectives:
-        """Directives of users for orders that are created from now on."""
-        ...
+    def directives(self) -> RunDirectives: ...
 
     async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         """Begin or resume the run, and record that."""
         ...
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the facts of stimuli; none for runs whose stimuli follow from other facts."""
+        """Return the facts of stimuli, unless these follow from other facts."""
         ...
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
-        """Return the recorded result of a task, which then does not run again; empty if no result is recorded."""
+        """Return the recorded result of a task, which then does not run again."""
         ...
 
     def make(self, starts: Sequence[Start]) -> None:
         """Create and submit orders, now or later; notify the source of orders that cannot be created."""
-        ...
 
     def discard(self, instance: str) -> bool:
-        """Drop a task that was stopped before it had an order; return whether a notification of its end will follow."""
+        """Drop a stopped task without an order; return whether its end will be reported."""
         ...
 
     def accept(self, result: AnyResult) -> Sequence[Stimulus]:
-        """Store the result of a task; return the stimuli for the source.
+        """Store a result; return the stimuli for the source.
 
-        Raises:
-            StaleEpochError: another process owns this run now.
-            RecordError: an executor could not write its facts. Neither error is a failure of the task.
+        `StaleEpochError` (another process owns this run) and `RecordError` are no failures of the task.
         """
         ...
 
     def evaluate(self, question: Question) -> None:
         """Call the user's code, and notify the source of the answer."""
-        ...
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
-        """Notify listeners, before later instructions of the source are carried out."""
-        ...
+        """Notify listeners before later instructions are carried out."""
 
-    def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None:
-        """Log a message of the source."""
-        ...
+    def log(self, what: Inform | Warn | WarnLeftOut | WarnOversized) -> None: ...
 
-    async def close(self, ending: End) -> OutcomeT_co:
-        """Record the end, and return the outcome of the run."""
-        ...
+    async def close(self, ending: End) -> OutcomeT_co: ...
 
     def detach(self) -> None:
-        """Stop all waiting; called once, for every kind of end."""
-        ...
+        """Stop all waiting; called once at every kind of end."""
 
 
 class Predicates(Protocol):
-    """The user's predicates and edge conditions, evaluated in their own process: one copy for the run (S-LOOP-54)."""
+    """The user's predicates and conditions in their own process, one copy per run (S-LOOP-54)."""
 
     async def holds(
         self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[Any]]
     ) -> bool | EvaluationFailed | None:
-        """Evaluate one predicate or condition.
+        """Evaluate a predicate or condition, after the history parts in `new`; earlier questions sent `sent_count`.
 
-        Args:
-            question: The predicate, with its iteration or step.
-            sent_count: Number of history parts of this unit that earlier questions sent.
-            new: The parts that follow those; empty for a further edge of the same step.
-
-        Returns:
-            The verdict, or the error that was raised. None: the process was replaced and has fewer than `sent_count`
-            parts; repeat the call with `sent_count=0` and the whole history.
+        Return the verdict or error. None: a replaced process has fewer parts and needs the whole history.
         """
         ...
 
-    def drop(self, unit: str) -> None:
-        """Drop the history of a unit that has ended."""
-        ...
+    def drop(self, unit: str) -> None: ...
 
 
 class MemoryResets(Protocol):
-    """Resets the memory of an ensemble for its loops."""
-
     async def reset(self, unit: LoopUnit) -> EvaluationFailed | None:
-        """Reset a loop's memory scopes before an iteration (S-LOOP-91, S-LOOP-93); return the error that was raised."""
+        """Reset a loop's memory before an iteration (S-LOOP-91, S-LOOP-93); return an error."""
         ...
 
 
 _log = bounded_logger(__name__)
-#: With more tasks in flight, stimuli within this time are handled together, s: one by one costs 1.6 times the CPU.
-_MANY = 64
+_MANY = 64  # with more in flight, stimuli are handled together, since one by one costs 1.6 times the CPU
 _GATHER_S = 0.004
 _ENDS = Completed | Failed | Exited | Cancelled | Waiting
 
@@ -239,28 +201,19 @@ class Coordinator(Generic[Outcome]):
         self._executor: Executor
         self._inbox: list[Stimulus] = []
         self._woken = asyncio.Event()
-        #: instances that were submitted to the executor and not yet reported
-        self._in_flight: set[str] = set()
-        #: instances that were started and have not ended
-        self._open: set[str] = set()
+        self._in_flight: set[str] = set()  # submitted to the executor and not yet reported
+        self._open: set[str] = set()  # started and not ended
         self._ending: End | None = None
-        #: end of the run once no task is in flight; it overrides the source
-        self._interruption: End | None = None
+        self._interruption: End | None = None  # the run's end once no task is in flight; overrides the source
         self._broken: BaseException | None = None
-        #: done when the source handled a request to cancel, or never will
+        #: done when the source handled a cancellation, or never will
         self._cancelling: asyncio.Future[None] | None = None
-        #: whether the run ended normally
         self.has_ended = False
         #: done when the first tasks were started, or never will be
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, source: Source, executor: Executor) -> Outcome:
-        """Carry out the run to its end; a fresh source decides, and the executor delivers here.
-
-        Raises:
-            RecordError, StaleEpochError: the record cannot be written, or another process owns it.
-            Exception: the error passed to `break_off`.
-        """
+        """Carry out the run with a fresh source; raise `RecordError`, `StaleEpochError`, or a broken part's error."""
         self._source, self._executor = source, executor
         try:
             outcome = await self._tasks.close(await self._work())
@@ -292,7 +245,7 @@ class Coordinator(Generic[Outcome]):
         return ending
 
     def cancel(self) -> asyncio.Future[None]:
-        """Request the end of the run; return a future that completes when the request is recorded."""
+        """Request the end of the run; the future completes when that is recorded."""
         if self._cancelling is None:
             self._cancelling = asyncio.get_running_loop().create_future()
         if self._ending is None:
@@ -302,7 +255,7 @@ class Coordinator(Generic[Outcome]):
         return self._cancelling
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on; return False if none will start."""
+        """Record a directive for later tasks; return False if none will start."""
         await asyncio.shield(self.begun)  # the record begins with the run
         if self._ending is not None or self._broken is not None:
             return False
@@ -347,7 +300,7 @@ class Coordinator(Generic[Outcome]):
         self._woken.set()
 
     def break_off_with(self, failed: asyncio.Future[None]) -> None:
-        """End the run with the error of a broken part, such as its executor."""
+        """End the run with the error of a broken part."""
         if not failed.cancelled() and (error := failed.exception()) is not None:
             self.break_off(error)
 
@@ -394,7 +347,7 @@ class Coordinator(Generic[Outcome]):
             self.begun.set_result(None)
 
     def _next(self) -> Sequence[Stimulus]:
-        """Return the next stimuli. A request to cancel is handled alone: it is too late if the run ends before it."""
+        """A cancellation is handled alone: it is too late if the run ends before it."""
         stimuli, self._inbox = self._inbox, []
         if self._cancelling is not None and len(stimuli) > 1:
             wishes = [index for index, stimulus in enumerate(stimuli) if isinstance(stimulus, CancelRequested)]
@@ -427,11 +380,9 @@ class Coordinator(Generic[Outcome]):
                     self._woken.set()
                 case _:
                     assert_never(instruction)
-        self._start(starts)
-        if cancelled:
-            self._stop(cancelled)
+        self._start_and_stop(starts, cancelled)
 
-    def _start(self, starts: Sequence[Start]) -> None:
+    def _start_and_stop(self, starts: Sequence[Start], cancelled: Sequence[str]) -> None:
         fresh: list[Start] = []
         for start in starts:
             if recorded := self._tasks.look_up(start):
@@ -441,26 +392,30 @@ class Coordinator(Generic[Outcome]):
         if fresh:
             self._open.update([start.instance for start in fresh])
             self._tasks.make(fresh)
-
-    def _stop(self, instances: Sequence[str]) -> None:
-        self.stop(instances)
-        for instance in instances:
-            # No executor will run it; or it stands for several tasks and reports its end itself.
+        if cancelled:
+            self.stop(cancelled)
+        for instance in cancelled:
+            # No executor will run it, or it stands for several tasks and reports its end itself.
             if instance not in self._in_flight and not self._tasks.discard(instance):
                 self.notify(Cancelled(at=self._journal.now(), instance=instance))
 
 
 class RunBackgroundTasks:
-    """The background tasks of one run."""
-
     def __init__(self, break_off: Callable[[BaseException], None]) -> None:
         self._break_off = break_off
         self._tasks: set[asyncio.Task[None]] = set()
-        #: the run has ended, and waits for no background task
         self.is_left = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(work))
+        async def run() -> None:
+            try:
+                await work
+            except BaseException as error:  # no code cancels these tasks during the run, so any error breaks it
+                if self.is_left:
+                    raise
+                self._break_off(as_error(error))
+
+        task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -469,17 +424,9 @@ class RunBackgroundTasks:
         for task in self._tasks:
             task.cancel()
 
-    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except BaseException as error:  # no code cancels these tasks while the run lasts, so any error breaks the run
-            if self.is_left:
-                raise
-            self._break_off(as_error(error))
-
 
 def as_error(raised: BaseException) -> BaseException:
-    """Return an error of user code in a form that is safe to raise: a cancellation would cancel the caller."""
+    """Return an error of user code that is safe to raise: a cancellation would cancel the caller."""
     if isinstance(raised, USER_ERRORS):
         return raised
     error = RuntimeError(f"{type(raised).__name__}: {raised}")
@@ -489,8 +436,6 @@ def as_error(raised: BaseException) -> BaseException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJournal:
-    """Common fields of all orders of a run, and the context of its facts."""
-
     run_id: str
     epoch: int
     journal: Journal
@@ -507,14 +452,14 @@ class RunJournal:
         await self.journal.append(facts, epoch=self.epoch, until=until)
 
     async def record_break(self, error: Exception) -> None:
-        """Record why a run stopped without an end, if the record can still be written (S-ERR-69)."""
+        """Record why a run stopped without an end, if possible (S-ERR-69)."""
         if not isinstance(error, StaleEpochError):
             with contextlib.suppress(RecordError, StaleEpochError):  # the error itself is raised
                 await self.append(self.fact(RUN, RunInterrupted.of(RecordedError.of(error))))
 
 
 class OwnReason(NamedTuple):
-    """A reason and its time, Unix time, s."""
+    """`at` is Unix time, s."""
 
     at: float
     error: RecordedError
@@ -523,14 +468,17 @@ class OwnReason(NamedTuple):
 async def unit_reasons(
     plan: Plan, ending: End, raised: Mapping[str, RecordedError], journal: Journal
 ) -> Sequence[OwnReason]:
-    """Return why loops, phases and graphs failed; `raised` has errors of predicates and conditions, by path of the unit."""
-    outputs = {
-        instance: output
-        for failure in ending.unit_failures
-        if failure.reason == "no_edge"
-        for instance in _instances_of_step(ending, failure.step)
-        if (output := recorded_output(await journal.lookup_recorded(instance), instance)) is not None
-    }
+    """Return why units failed; `raised` has errors of user code by path of the unit."""
+    outputs: dict[str, TaskOutput] = {}
+    steps = [step for each in ending.units if isinstance(each, GraphResult) for step in each.steps]
+    for failure in ending.unit_failures:
+        if failure.reason == "no_edge":
+            shown = next((step.instance for step in steps if step.number == failure.step), "")
+            loops = [each for each in ending.units if isinstance(each, LoopResult) and each.unit == shown]
+            for instance in (shown, *(one for loop in loops for names in loop.iterations for one in names)):
+                output = recorded_output(await journal.lookup_recorded(instance), instance)
+                if output is not None:
+                    outputs[instance] = output
     ended = EndedUnits(plan=plan, results=ending.units, failures=ending.unit_failures, outputs=outputs)
     return [
         OwnReason(each.at, raised.get(each.unit) or RecordedError.of(error_of_unit(ended, each, None)))
@@ -539,23 +487,12 @@ async def unit_reasons(
 
 
 def constraint_reasons(plan: Plan, delegated_roles: Collection[str], at: float) -> Sequence[OwnReason]:
-    """Return the unmet constraints of a manager as one reason; empty if all are met (S-HIER-50)."""
+    """Return the unmet constraints of a manager as one reason (S-HIER-50)."""
     violations = () if plan.hierarchy is None else violations_of(plan.hierarchy, delegated_roles)
     return [OwnReason(at, RecordedError.of(ConstraintViolationError(violations)))] if violations else []
 
 
-def _instances_of_step(ending: End, number: int) -> Iterator[str]:
-    steps = [step for each in ending.units if isinstance(each, GraphResult) for step in each.steps]
-    shown = next((step.instance for step in steps if step.number == number), "")
-    yield shown
-    for each in ending.units:
-        if isinstance(each, LoopResult) and each.unit == shown:
-            yield from (instance for iteration in each.iterations for instance in iteration)
-
-
 class SuspendedTasks:
-    """Suspended tasks with their open gates."""
-
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:
         """`is_waiting` returns whether a task starts again when the run resumes, unless it was cancelled meanwhile."""
         self._is_waiting = is_waiting
@@ -570,30 +507,26 @@ class SuspendedTasks:
         return Waiting(at=result.at, instance=result.instance)
 
     def reactivate(self, instance: str) -> bool:
-        """Drop the gates of a task that is dispatched; return whether it was suspended."""
+        """Drop the gates of a dispatched task; return whether it was suspended."""
         return self._reviews.pop(instance, None) is not None
 
     def open_gates(self, ending: End) -> tuple[OpenReview, ...]:
-        """Return the gates for which a run with this end waits."""
         if ending.state is not RunState.WAITING:
             return ()
         return tuple(each for reviews in self.reviews.values() for each in reviews)
 
 
 class RunDirectives:
-    """The directives of one run."""
-
     def __init__(self, journal: RunJournal, recorded: Sequence[DirectiveFact] = ()) -> None:
         self._journal = journal
         self._given = GivenDirectives(recorded)
 
     @property
     def switches(self) -> tuple[ModelSwitch, ...]:
-        """Models for tasks that start now, if they differ from their agents' own."""
+        """For later tasks, if they differ from the agents' own."""
         return self._given.switches
 
     async def add(self, directive: RunDirective) -> None:
-        """Record a directive; tasks that start afterwards follow it."""
         now = self._journal.now()
         match directive:
             case Directive(text=text, ttl_s=ttl_s, given_by=given_by):
@@ -607,5 +540,5 @@ class RunDirectives:
         self._given.apply(data)
 
     def active(self) -> tuple[str, ...]:
-        """Return the texts for a task that starts now, in the order in which users sent them."""
+        """Return the texts for a new task, in the order in which users sent them."""
         return self._given.active(self._journal.now()) if self._given.has_texts else ()

@@ -1,4 +1,4 @@
-"""Run: the caller's handle of a started run. One class for every kind of run; a launcher does the work."""
+"""The caller's handle of a started run of any kind; a launcher does the work."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ from ensemble_ray.values.reviews import ModelSwitch, RunDirective, check_directi
 from ensemble_ray.values.trace import CaptureMode
 
 _log = bounded_logger(__name__)
-#: One per process.
-_retention = Retention()
+_retention = Retention()  # one per process
 
 
 class _Interrupted:
-    """Result for a listener's KeyboardInterrupt; raised in the caller's thread, never on the loop (S-SET-27)."""
+    """A listener's KeyboardInterrupt, raised in the caller's thread, never on the loop (S-SET-27)."""
 
     def __init__(self, stop: BaseException) -> None:
         self.stop = stop
@@ -97,7 +96,12 @@ class Run:
         self._interrupt: _Interrupted | None = None
         is_recorded = definition.durability is not Durability.OFF
         fields = {**current_log_context(), "ensemble.id": self.id}
-        events = RunEvents(definition, fields=fields, is_read=is_watched, on_interrupt=self._on_interrupt)
+
+        def on_interrupt(stop: BaseException) -> None:
+            self._interrupt = self._interrupt or _Interrupted(stop)
+            self.cancel()
+
+        events = RunEvents(definition, fields=fields, is_read=is_watched, on_interrupt=on_interrupt)
         self._traced = TracedRun(self.id, events, name=self._name, resumption=resumption)
         self._scope = RunScope(
             run_id=self.id,
@@ -116,7 +120,7 @@ class Run:
         track(self)
 
     def after_fork(self) -> None:
-        """Fail waiting calls in a forked child for a run of the parent: the child never learns the end."""
+        """Fail waiting calls in a forked child, which never learns the end of its parent's run."""
         if not self._future.done():
             abandon(self._future)
             self._future = concurrent.futures.Future()
@@ -129,7 +133,7 @@ class Run:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run has a record now, from which it can resume."""
+        """Whether the run has a record, from which it can resume."""
         has_begun = self._launcher.has_begun or self._scope.resumption is not None
         return has_begun and self._scope.store_address is not None
 
@@ -140,21 +144,21 @@ class Run:
 
     @property
     def recorded_items(self) -> int:
-        """How many of these tasks are items of a map-reduce."""
+        """Number of these tasks that are items of a map-reduce."""
         return 0 if self._scope.resumption is None else self._scope.resumption.recorded_items
 
     @property
     def state(self) -> RunState:
-        """The current state of the run."""
+        """Current state."""
         return self._state
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the output is the recorded one of a completed run, so that no task ran now."""
+        """Whether the output is a recorded one, and no task ran now."""
         return self._is_replayed
 
     def events(self) -> EventStream:
-        """Return all events of the run, past ones first; iterate with `for` or `async for`. Ends with the run."""
+        """Return all events of the run, past ones first; iterate with `for` or `async for`."""
         return self._scope.events.stream()
 
     def result(self, timeout_s: float | None = None) -> EnsembleOutput:
@@ -178,7 +182,7 @@ class Run:
     async def aresult(self) -> EnsembleOutput:
         """Wait for the end as `result` does, in async code on any loop."""
         future = asyncio.wrap_future(self._future)
-        # Retrieve the exception: a cancelled caller does not, and asyncio would log a warning.
+        # A cancelled caller does not retrieve the exception, and asyncio would log a warning.
         future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             return self._unwrap(await asyncio.shield(future))
@@ -187,20 +191,20 @@ class Run:
             raise
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the run has released all resources; return whether it did so in time."""
+        """Wait until all resources are released; return whether that was in time."""
         done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
         return bool(done)
 
     async def ajoin(self) -> None:
-        """Wait as `join` does, in async code and without a timeout."""
+        """Wait as `join` does, without a timeout."""
         await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
 
     def cancel(self) -> None:
-        """Request the end of the run: no new tasks start, running tasks are stopped, completed outputs stay."""
+        """Request the end of the run: no new tasks start, running tasks stop, completed outputs stay."""
         submit(self.acancel())
 
     async def acancel(self) -> None:
-        """Request the end of the run, and return when the request is made."""
+        """Request the end, and return when the request is made."""
 
         async def cancel() -> None:
             self._scope.cancelled.set()
@@ -226,7 +230,7 @@ class Run:
         run_blocking(self.ainject(text, ttl))
 
     async def ainject(self, text: str, ttl: timedelta | float | None = None, *, given_by: str = "") -> None:
-        """Send a directive as `inject` does, in async code; `given_by` is recorded."""
+        """Send a directive as `inject` does; `given_by` is recorded."""
         await bridge(self._inject(check_directive(text, ttl, given_by)))
 
     def switch_model(self, model: str | None, *, agent: str | None = None) -> None:
@@ -247,7 +251,7 @@ class Run:
         run_blocking(self.aswitch_model(model, agent=agent))
 
     async def aswitch_model(self, model: str | None, *, agent: str | None = None, given_by: str = "") -> None:
-        """Switch the model as `switch_model` does, in async code; `given_by` is recorded."""
+        """Switch the model as `switch_model` does; `given_by` is recorded."""
         known = self._launcher.definition.models
         if model is not None and model not in known:
             raise ValidationError(f"Unknown model '{model}'. Known: [{', '.join(sorted(known))}]")
@@ -263,13 +267,6 @@ class Run:
             raise outcome.stop
         return outcome
 
-    def _on_interrupt(self, stop: BaseException) -> None:
-        """End the run after a listener was interrupted; called on that listener's thread."""
-        self._interrupt = self._interrupt or _Interrupted(stop)
-        self.cancel()
-
-    # On the library's loop.
-
     async def _execute(self) -> EnsembleOutput | _Interrupted:
         try:
             output = await self._conclude()
@@ -282,7 +279,7 @@ class Run:
         return self._interrupt or output
 
     async def _conclude(self) -> EnsembleOutput:
-        """Run, and return or raise when every listener has received every event."""
+        """Run, and return or raise after every listener has received every event."""
         async with contextlib.AsyncExitStack() as leaving:
             leaving.enter_context(log_context(self._scope.log_fields))
             leaving.enter_context(collecting_less())
@@ -294,7 +291,7 @@ class Run:
             except ValidationError as error:
                 self._state = RunState.FAILED
                 self._name_run(error)
-                _log.info("Run refused (%s)", type(error).__name__)  # the caller receives the reason
+                _log.info("Run refused (%s)", type(error).__name__)
                 raise
             except Exception as error:
                 if self._state is not RunState.INTERRUPTED:
@@ -314,13 +311,12 @@ class Run:
                     await _retention.run_ended(address, store_at(address), spared=self.id, at=now)
 
     def _name_run(self, error: BaseException) -> None:
-        """Add the run's id to an error of a run that has begun, of any class (S-ERR-50)."""
+        """Add the run's id to an error of any class (S-ERR-50)."""
         if self._launcher.has_begun and getattr(error, "run_id", None) is None:
             with contextlib.suppress(AttributeError):  # a class with slots
                 error.run_id = self.id  # type: ignore[attr-defined]
 
     async def _run(self) -> EnsembleOutput:
-        """Prepare, use the recorded output or launch, and assemble the output."""
         try:
             mode = effective_capture_mode(self._definition.capture_mode)
             prepared = await self._launcher.prepare(self._scope)
@@ -328,7 +324,11 @@ class Run:
                 return self._end_early(prepared)
             header = self._header(mode)
             self._announce(prepared, header)
-            if (recorded := await self._recorded_output(header, self._describe(prepared, mode))) is not None:
+            resumption, recorded = self._scope.resumption, None
+            if self._scope.is_named if resumption is None else resumption.is_completed:
+                expected = header if resumption is None else None
+                recorded = await self._launcher.replay(self._scope, expected, self._describe(prepared, mode))
+            if recorded is not None:
                 self._state, self._is_replayed = RunState.COMPLETED, True
                 self._traced.answer()
                 return recorded
@@ -346,7 +346,7 @@ class Run:
             self._launcher.close()
 
     def _describe(self, prepared: WorkSummary, mode: CaptureMode) -> RunResultHead:
-        """Return the run's description for traces; a listener may have set the trace id meanwhile."""
+        """A listener may have set the trace id meanwhile."""
         return RunResultHead(
             run_id=self.id,
             name=self._name,
@@ -357,12 +357,12 @@ class Run:
         )
 
     def _end_early(self, reason: ExitReason) -> EnsembleOutput:
-        """Return the output of a run that ended before it began; it has no record."""
+        """Return the output of a run that ended before it began, without a record."""
         self._state = RunState(reason.value)
         return not_begun(self.id, reason)
 
     def _header(self, mode: CaptureMode) -> PlanRecorded:
-        """Return the record's first fact. It is also compared with that of an earlier run with the same id."""
+        """Return the record's first fact, which must match that of an earlier run with this id."""
         if self._scope.store_address is None and not self._scope.is_named:
             return PlanRecorded()
         definition, options = self._definition, self._options
@@ -381,7 +381,7 @@ class Run:
         )
 
     def _announce(self, prepared: WorkSummary, header: PlanRecorded) -> None:
-        """Log that the run has started. A ValidationError: its definition is not the recorded one (S-DUR-36)."""
+        """Log the start. A ValidationError: the definition is not the recorded one (S-DUR-36)."""
         resumption = self._scope.resumption
         if resumption is not None and not resumption.allows_changes:
             check_same(self.id, resumption.header, header, doing="resume")
@@ -390,20 +390,10 @@ class Run:
         _log.debug("Inputs: %s", dict(prepared.inputs))
         self._scope.events.emit(
             EnsembleStartedEvent(
-                run_id=self.id,
-                ensemble_id=self.id,
-                workflow=prepared.workflow,
-                total_tasks=prepared.total_tasks,
+                run_id=self.id, ensemble_id=self.id, workflow=prepared.workflow, total_tasks=prepared.total_tasks
             )
         )
         self._state = RunState.RUNNING
-
-    async def _recorded_output(self, header: PlanRecorded, description: RunResultHead) -> EnsembleOutput | None:
-        """Return the output of a finished run with this id (S-SET-39); None for a run that begins or resumes."""
-        resumption = self._scope.resumption
-        if not (self._scope.is_named if resumption is None else resumption.is_completed):
-            return None
-        return await self._launcher.replay(self._scope, header if resumption is None else None, description)
 
     async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:
         self._scope.events.emit(
@@ -425,6 +415,6 @@ class Run:
 
 
 def _shorten(error: Exception) -> None:
-    """Keep only the lines of user code in tracebacks; a log at DEBUG keeps all lines."""
+    """Keep only lines of user code in tracebacks, except at DEBUG."""
     if not _log.isEnabledFor(logging.DEBUG):
         shorten_tracebacks(error)

@@ -1,6 +1,6 @@
 """InlineRuntime: executes runs in this process, without Ray.
 
-The library's loop runs them; synchronous user code runs in threads, CPU-heavy tools in a process pool.
+Synchronous user code runs in threads, CPU-heavy tools in a process pool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.definition.task import Task
-from ensemble_ray.events import Event, GraphStateCompletedEvent, LoopIterationCompletedEvent
+from ensemble_ray.events import GraphStateCompletedEvent, LoopIterationCompletedEvent
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.execute.local_executor import LocalExecutor
@@ -53,7 +53,6 @@ from ensemble_ray.schedule.instructions import IterationEnded, StepEnded, UnitQu
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.task_output import TaskOutput
 
 
@@ -83,7 +82,7 @@ def _runner_ports(
 
 
 def outputs_of(planned: Planned) -> InMemoryOutputs[TaskOutput]:
-    """Return a store for the outputs of a plan's tasks; recorded outputs become objects of the declared types."""
+    """Return a store that restores recorded outputs as their declared types."""
 
     def load(instance: str, body: bytes) -> TaskOutput:
         task = planned.tasks.get(node_key(instance))
@@ -93,7 +92,7 @@ def outputs_of(planned: Planned) -> InMemoryOutputs[TaskOutput]:
 
 
 class InlineRun:
-    """One run in this process: a coordinator, a runner, and the executor between them."""
+    """A coordinator, a runner, and the executor between them."""
 
     def __init__(
         self,
@@ -109,13 +108,12 @@ class InlineRun:
         self._owned = owned = claimed.owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         callables = LocalCallables(planned.tasks, work.delegation_policies)
-        # One journal has all facts of the run in order, so no fact is committed before an output it depends on. Listeners
-        # and the code of units depend on more than facts.
+        # One journal has all facts in order, so a fact is never committed before an output it depends on. Listeners and
+        # the code of units depend on more than facts.
         is_seen = bool(context.interest) or bool(planned.units)
         report_after = Persistence.COMMITTED if is_seen else Persistence.SOON
         ports = _runner_ports(request, context, callables, services, self._journal, report_after=report_after)
         runner = TaskRunner(context, ports, planned.agents)
-        self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=ports.clock)
 
@@ -135,32 +133,28 @@ class InlineRun:
             else claimed.recovery.resume(lambda instance: recall_output(outputs, instance), lambda failure: failure),
             units=self._unit_ports(planned, request) if planned.units else None,
         )
-        #: None: only this process decides at its gates
-        self._decisions: DecisionWatch | None = None
+        self._decisions: DecisionWatch | None = None  # None: only this process decides
         if context.is_detached and request.store is not None:
             waiting = self._tasks.suspended
             self._decisions = DecisionWatch(store_at(request.store), request.run_id, lambda: waiting.reviews)
         find_decided = None if self._decisions is None else self._decisions.find_decided
         self._coordinator = Coordinator(journal, self._tasks, find_decided)
+        self.inject = self._coordinator.inject
+        self._executor = LocalExecutor(runner, planned.agents, self._coordinator.deliver, grace_s=GRACE_S)
         self._running: asyncio.Task[RunOutcome]
         self._watching: asyncio.Task[None] | None = None
         self._deciding: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Start the first tasks; an error here ends the run, and `wait` raises it."""
+        """Start the first tasks; `wait` raises an error of this."""
+        loop = asyncio.get_running_loop()
         if self._owned is not None:
-            self._watching = asyncio.get_running_loop().create_task(
-                watch_for_cancel(self._owned, self.run_id, self.cancel)
-            )
+            self._watching = loop.create_task(watch_for_cancel(self._owned, self.run_id, self.cancel))
             self._watching.add_done_callback(self._coordinator.break_off_with)
         if self._decisions is not None:
-            self._deciding = asyncio.get_running_loop().create_task(
-                self._decisions.watch(self._coordinator.resume_tasks)
-            )
+            self._deciding = loop.create_task(self._decisions.watch(self._coordinator.resume_tasks))
             self._deciding.add_done_callback(self._coordinator.break_off_with)
-        self._running = asyncio.get_running_loop().create_task(
-            self._coordinator.run(self._tasks.source, self._executor)
-        )
+        self._running = loop.create_task(self._coordinator.run(self._tasks.source, self._executor))
         await self._coordinator.begun
 
     async def wait(self) -> RunOutcome:
@@ -181,17 +175,11 @@ class InlineRun:
                 await self._owned.close(state)
         return outcome
 
-    def _deliver(self, results: Sequence[TaskResult]) -> None:
-        self._coordinator.deliver(results)
-
     async def cancel(self) -> None:
         await self._coordinator.cancel()
 
-    async def inject(self, directive: RunDirective) -> bool:
-        return await self._coordinator.inject(directive)
-
     def _unit_ports(self, planned: Planned, request: RunRequest) -> UnitPorts:
-        """Return the ports of units: events are delivered before a predicate is evaluated (S-LOOP-107)."""
+        """Events are delivered before a predicate is evaluated (S-LOOP-107)."""
         units, events = {unit.key: unit for unit in planned.plan.units}, request.events
 
         def announce(what: IterationEnded | StepEnded, outputs: Sequence[TaskOutput]) -> None:
@@ -200,16 +188,20 @@ class InlineRun:
                 unit = units[what.unit.rpartition("/")[2]]
                 events.emit(build_announcement(self.run_id, unit, what, outputs))
 
+        def failure_of(raised: EvaluationFailed) -> TaskFailure:
+            assert isinstance(raised.error, BaseException), "raised in this process"  # noqa: S101  for the type
+            return TaskFailure(error=raised.error)
+
         return UnitPorts(
             predicates=_AfterEvents(LocalPredicates(list_predicates(planned.units)), events),
             announce=announce,
-            failure_of=_failure_of,
+            failure_of=failure_of,
             memory=None if request.memory is None else LocalMemoryResets(request.memory),
         )
 
 
 class _AfterEvents:
-    """Evaluates predicates after listeners received the preceding iteration or step (S-LOOP-107)."""
+    """Evaluates predicates after listeners received the preceding iteration or step."""
 
     def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
         self._predicates = predicates
@@ -223,48 +215,30 @@ class _AfterEvents:
         return await self._predicates.holds(question, sent_count=sent_count, new=new)
 
 
-def _failure_of(raised: EvaluationFailed) -> TaskFailure:
-    """Convert an error of a predicate to the inline form of failures."""
-    assert isinstance(raised.error, BaseException), "raised in this process"  # noqa: S101  for the type
-    return TaskFailure(error=raised.error)
-
-
 class InlineSession:
     """Runs a run's tasks on the library's loop. Fulfils `ExecutorSession`."""
 
     def __init__(self, request: RunRequest, services: Services, *, journal: Journal, deliver: Deliver) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: running tasks with handlers or guardrails
-        self._called: dict[str, Task] = {}
-        self._report = deliver
-        self._events = request.events
+        self._called: dict[str, Task] = {}  # with handlers or guardrails
+        self.emit = request.events.emit
         ports = _runner_ports(request, request.context, LocalCallables(self._called), services, journal)
         self.spending = ports.spending
-        self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
+        self.most_processes: int | None = None
 
-    @property
-    def most_processes(self) -> int | None:
-        return None
+        def report(results: Sequence[TaskResult]) -> None:
+            for result in results:
+                self._called.pop(result.key, None)
+            deliver(results)
 
-    def emit(self, event: Event) -> None:
-        self._events.emit(event)
+        self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, report, grace_s=GRACE_S)
+        self.stop, self.close = self._executor.stop, self._executor.end
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
         for order in orders:
             if order.task.handler is not None or order.input_guardrails or order.output_guardrails:
                 self._called[order.key] = order.task
         self._executor.start(orders)
-
-    def stop(self, instances: Sequence[str]) -> None:
-        self._executor.stop(instances)
-
-    async def close(self) -> None:
-        await self._executor.end()
-
-    def _deliver(self, results: Sequence[TaskResult]) -> None:
-        for result in results:
-            self._called.pop(result.key, None)
-        self._report(results)
 
 
 class InlineRuntime:
@@ -308,7 +282,7 @@ class InlineRuntime:
         return run
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
-        """Open an executor for tasks that are created while their run continues."""
+        """Open an executor for tasks that are created during their run."""
         return InlineSession(request, self._services(), journal=journal, deliver=deliver)
 
     def _services(self) -> Services:

@@ -1,4 +1,4 @@
-"""Contracts and values between a `Run`, which holds state, events and result, and its launcher, which does its work."""
+"""Contracts between a `Run`, which holds state, events and result, and its launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ensemble_ray.definition.run_rules import RunListeners, RunRules
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
 from ensemble_ray.events import Event, RunTracedEvent, RunTracer
-from ensemble_ray.events.delivery import Delivery, EventLog, EventStream, listeners_of
+from ensemble_ray.events.delivery import Delivery, EventLog, listeners_of
 from ensemble_ray.events.telemetry.active import caller_here, tracers_here
 from ensemble_ray.execute.agent.context_window import check_context_budget
 from ensemble_ray.execute.callables import callable_name
@@ -46,54 +46,34 @@ from ensemble_ray.values.trace import CaptureMode, RunTracing, parse_traceparent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """Record of a run that resumes."""
-
-    #: its first fact
     header: PlanRecorded
-    #: number of tasks with recorded outputs
-    recorded_tasks: int = 0
-    #: how many of these are items of a map-reduce
-    recorded_items: int = 0
-    #: whether the run is over, so that only its recorded output is returned
-    is_completed: bool = False
-    #: reason of the submission
+    recorded_tasks: int = 0  # tasks with recorded outputs
+    recorded_items: int = 0  # items of a map-reduce among them
+    is_completed: bool = False  # only the recorded output is returned
     submission: SubmissionReason = SubmissionReason.RESUMED
-    #: whether a definition that differs from the recorded one may resume the run (S-DUR-36)
-    allows_changes: bool = False
-    #: cost of its recorded answers, if it has a budget
-    spent: Amount = NOTHING
-    #: number of beginnings so far, this one included
-    beginning: int = 1
-    #: earlier beginnings have reported all events until this time; Unix time, s
-    reported_until: float = 0.0
+    allows_changes: bool = False  # a changed definition may resume the run (S-DUR-36)
+    spent: Amount = NOTHING  # cost of recorded answers, if there is a budget
+    beginning: int = 1  # beginnings so far, with this one
+    reported_until: float = 0.0  # Unix time, s, until which earlier beginnings have reported all events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScope:
-    """Data about a run for its launcher."""
-
     run_id: str
     runtime: Runtime
-    #: store of the record; None: the run is not recorded
-    store_address: StoreAddress | None
+    store_address: StoreAddress | None  # None: the run is not recorded
     events: RunEvents
     log_fields: Mapping[str, str]
-    #: source of the definition
-    origin: str
-    #: whether the caller chose the id
-    is_named: bool
-    #: None: the run is new
-    resumption: ResumeState | None
-    #: set when the run is cancelled
+    origin: str  # of the definition
+    is_named: bool  # the caller chose the id
+    resumption: ResumeState | None  # None: the run is new
     cancelled: asyncio.Event
-    #: set when the runtime has received its work
-    begun: asyncio.Event
-    #: common data of its spans; None: it is not traced
-    tracing: RunTracing | None = None
+    begun: asyncio.Event  # set when the runtime has received the work
+    tracing: RunTracing | None = None  # None: not traced
 
     @property
     def store(self) -> RunStore:
-        """The runtime's records, also if this run is not recorded."""
+        """The runtime's records, also of an unrecorded run."""
         return store_at(self.store_address or self.runtime.store_address)
 
     @property
@@ -103,85 +83,63 @@ class RunScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSummary:
-    """The prepared work, described for users and traces."""
+    """The prepared work, for users and traces."""
 
     workflow: str
     inputs: Mapping[str, str]
-    #: 0 if unknown
-    total_tasks: int
-    #: such as `3 tasks, 2 agents`
+    total_tasks: int  # 0: unknown
     size: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConclusion:
-    """Outcome of a run and outputs of its tasks."""
-
     end: RunEnd
     results: RunResults
-    #: error that the run raises; None: it did not fail
-    failure: BaseException | None = None
-    #: warning to log, for example that a budget is spent; "": none
-    warning: str = ""
+    failure: BaseException | None = None  # the run raises this error
+    warning: str = ""  # to log, such as a spent budget
 
 
 class Launcher(Protocol):
-    """Prepares the work of one run, launches it, and returns its outcome. All methods run on the library's loop."""
+    """Prepares and launches one run, on the library's loop."""
 
     @property
-    def definition(self) -> RunListeners:
-        """The definition, with the options of this run."""
-        ...
+    def definition(self) -> RunListeners: ...
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the runtime has received the work."""
-        ...
+    def has_begun(self) -> bool: ...
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
-        """Prepare the work; return the reason of an early end if the run was cancelled or has spent its budget."""
+        """Prepare the work; return why the run ended early if it was cancelled or has spent its budget."""
         ...
 
     def describe(self) -> PlanRecorded:
-        """Return the record's first fact for the prepared work."""
+        """Return the record's first fact."""
         ...
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
     ) -> EnsembleOutput | None:
-        """Return the output of a finished run with this id, which does not run again (S-SET-39), or None.
+        """Return the output of a finished run with this id (S-SET-39). An EnsembleError: it cannot be returned.
 
-        `header` is the first fact that the run would record; None: it has been compared. An EnsembleError: the run did
-        not complete, or its definition differs.
+        `header` is this run's first fact; None: compared already.
         """
         ...
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
-        """Launch the work and wait for its end; return the reason of an early end if it was cancelled before.
-
-        An EnsembleError: the run broke and has no end.
-        """
+        """Launch the work and wait for its end; return a reason if it was cancelled before. May raise EnsembleError."""
         ...
 
     async def stop(self) -> None:
-        """Ask running work to end; the scope is marked as cancelled already."""
-        ...
+        """Ask running work to end; the scope is already marked as cancelled."""
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on; return False if none will start.
-
-        An EnsembleError: it cannot be recorded, or the coordinator of the run cannot be reached.
-        """
+        """Record a directive for later tasks; return False if none will start. May raise EnsembleError."""
         ...
 
-    def close(self) -> None:
-        """Notify readers that no more results follow."""
-        ...
+    def close(self) -> None: ...
 
 
 class RunEvents:
-    """Listeners and readers of one run."""
-
     def __init__(
         self,
         definition: RunListeners,
@@ -190,25 +148,19 @@ class RunEvents:
         is_read: bool,
         on_interrupt: Callable[[BaseException], None],
     ) -> None:
-        """`on_interrupt` is called on the thread of a listener that was interrupted (S-SET-27); `is_read`: whether a
-        stream may be requested.
-        """
+        """`on_interrupt` is called on an interrupted listener's thread (S-SET-27)."""
         declared = listeners_of(definition.listeners, definition.callbacks)
-        self._listeners = (*declared, *tracers_here(declared))
+        self.listeners: Sequence[object] = (*declared, *tracers_here(declared))
         self._log = EventLog(is_open=is_read)
-        self._delivery = Delivery(self._listeners, fields=fields, on_interrupt=on_interrupt)
-        #: listener methods with at least one receiver; constant
-        self.interest: frozenset[str] = self._delivery.interest | self._log.interest
+        self._delivery = Delivery(self.listeners, fields=fields, on_interrupt=on_interrupt)
+        self.interest: frozenset[str] = self._delivery.interest | self._log.interest  # methods with a receiver
+        self.wait_until_delivered, self.stream = self._delivery.wait_until_delivered, self._log.stream
 
     @property
     def trace_id(self) -> str | None:
-        """The trace id that a listener set."""
-        trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
+        """The trace id of a listener."""
+        trace_ids = (getattr(listener, "trace_id", None) for listener in self.listeners)
         return next((str(found) for found in trace_ids if found is not None), None)
-
-    @property
-    def listeners(self) -> Sequence[object]:
-        return self._listeners
 
     def wants(self, event_type: type[Event]) -> bool:
         return event_type.method in self.interest
@@ -217,14 +169,8 @@ class RunEvents:
         self._delivery.emit(event)
         self._log.emit(event)
 
-    async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        await self._delivery.wait_until_delivered(*event_types)
-
-    def stream(self) -> EventStream:
-        return self._log.stream()
-
     async def close(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Return when every listener has received every event and the end; no more events follow."""
+        """Return when every listener has received every event and the end."""
         self._delivery.end(run_id, exit_reason)
         await self._delivery.close()
         self._log.close()
@@ -234,10 +180,7 @@ _log = bounded_logger(__name__)
 
 
 def name_of(definition: RunRules, origin: Origin) -> str:
-    """Return the name for runs of a team: its own name, else the file or variable of its definition (S-DOM-84).
-
-    If a program created the team, the name is the program's file. Empty if there is no file, as in a notebook.
-    """
+    """Return a team's name, else the file or variable of its definition; "" in a notebook (S-DOM-84)."""
     main = sys.modules["__main__"]
     program = "" if getattr(main, "__spec__", None) else str(getattr(main, "__file__", None) or "")
     is_own = program.endswith(".py") and not is_library_file(program)  # false for Ray's program in its tasks and actors
@@ -247,10 +190,7 @@ def name_of(definition: RunRules, origin: Origin) -> str:
 async def show_run(
     dashboard: Dashboard | None, run_id: str, store: StoreAddress | None, leaving: AsyncExitStack
 ) -> None:
-    """Show a run in the dashboard, if there is one, until a stack is closed (S-WEB-11, S-WEB-12).
-
-    `store` is None if the run is not recorded. An EnsembleError: the dashboard cannot be started.
-    """
+    """Show a run in the dashboard until a stack is closed (S-WEB-11, S-WEB-12). May raise EnsembleError."""
     if dashboard is None:
         return
     entered = DashboardRun(run_id=run_id)
@@ -268,7 +208,7 @@ async def show_run(
 
 
 def exit_reason_of(state: RunState) -> ExitReason:
-    """Return the exit reason for a state, as listeners to the end of a run receive it (S-EVT-23)."""
+    """Return the exit reason that listeners receive for a state (S-EVT-23)."""
     match state:
         case RunState.COMPLETED | RunState.CANCELLED | RunState.BUDGET_EXHAUSTED | RunState.WAITING:
             return ExitReason(state.value)
@@ -277,15 +217,13 @@ def exit_reason_of(state: RunState) -> ExitReason:
 
 
 class TracedRun:
-    """Tracing of one run; a resumed run stays part of the trace of its first caller."""
+    """Tracing of one run; a resumed run stays in the trace of its first caller."""
 
     def __init__(self, run_id: str, events: RunEvents, *, name: str, resumption: ResumeState | None) -> None:
         caller = caller_here() if resumption is None else parse_traceparent(resumption.header.traceparent or "")
         tracers = [each for each in events.listeners if isinstance(each, RunTracer)]
-        #: the caller's span, also if the run is not traced; None: no span
-        self.traceparent = None if caller is None else str(caller)
-        #: common data of its spans; None: the run is not traced
-        self.context: RunTracing | None = None
+        self.traceparent = None if caller is None else str(caller)  # the caller's span, also of an untraced run
+        self.context: RunTracing | None = None  # None: not traced
         if tracers:
             self.context = RunTracing(
                 run_id=run_id,
@@ -297,8 +235,7 @@ class TracedRun:
         self._events = events
         self._name = name
         self._workflow = ""
-        #: Unix time, s; None: it has not begun
-        self._started_at: float | None = None
+        self._started_at: float | None = None  # Unix time, s
         self._failure: BaseException | None = None
 
     def begin(self, workflow: str) -> None:
@@ -311,7 +248,7 @@ class TracedRun:
         self._failure = error
 
     def end(self, state: RunState) -> None:
-        """Report the end, after all tasks of the run (S-INT-31)."""
+        """Report the end, after all tasks (S-INT-31)."""
         if self.context is None or self._started_at is None:
             return
         failure = self._failure
@@ -340,7 +277,7 @@ def run_context_of(
     log_fields: Mapping[str, str],
     tracing: RunTracing | None = None,
 ) -> RunContext:
-    """Return the context of a run with these options; `interest` are listener methods with at least one receiver."""
+    """Return the context of a run; `interest` are listener methods with a receiver."""
     plan, limit = planned.plan, definition.delegation_timeout
     return RunContext(
         run_id=run_id,
@@ -412,7 +349,7 @@ def request_of(
 
 
 def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> None:
-    """Raise a ValidationError for the first task with fixed texts that exceed its context budget (S-MEM-137)."""
+    """Raise a ValidationError for the first task with fixed texts over its context budget (S-MEM-137)."""
     for node in planned.plan.nodes:
         task = planned.tasks[node.key]
         budget = task.context_budget or definition.context_budget

@@ -1,4 +1,4 @@
-"""Outputs of a run's tasks by instance. Bytes are in a file, so that large outputs do not grow a scheduler."""
+"""Outputs of a run's tasks by instance; bytes are in a file, so that a scheduler does not grow."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from ensemble_ray.execute.orders import OutputOf
 from ensemble_ray.items.spool import Spool
 
 Output = TypeVar("Output")
-#: Outputs of a run in memory before they move to a file: few, since ended runs wait for their drivers.
-_MEMORY_BYTES = 64 * 1024
+_MEMORY_BYTES = 64 * 1024  # ended runs wait for their drivers, so few bytes stay in memory
 
 
 class ReadableOutputs(Protocol):
     def __contains__(self, instance: str) -> bool: ...
 
     def get(self, instance: str) -> Any:
-        """Return an output. A KeyError: this instance has none."""
+        """A KeyError: the instance has no output."""
         ...
 
 
 class OutputStore(ReadableOutputs, Protocol):
-    """Outputs by instance, in one form: objects, or their bytes."""
+    """Outputs as objects, or as bytes."""
 
     def put(self, instance: str, output: Any) -> None: ...
 
     def stage(self, instance: str, body: bytes) -> None:
-        """Store a recorded output as bytes; it belongs to the run only after a look-up. The newest one counts."""
-        ...
+        """Store a recorded output, which joins the run after a look-up. The newest counts."""
 
     def lookup_recorded(self, instance: str) -> bool:
         """Add a recorded output to the run; return whether there is one."""
@@ -36,22 +34,20 @@ class OutputStore(ReadableOutputs, Protocol):
 
 
 def recall_output(outputs: OutputStore, instance: str) -> Any:
-    """Look up a recorded output, and return it. A KeyError: there is none."""
+    """Look up a recorded output. A KeyError: there is none."""
     outputs.lookup_recorded(instance)
     return outputs.get(instance)
 
 
 class InMemoryOutputs(Generic[Output]):
-    """Outputs in memory, for a run in its caller's process, which receives these objects in the end.
-
-    Recorded outputs become objects when they are read.
-    """
+    """Outputs of a run in its caller's process; recorded ones become objects when read."""
 
     def __init__(self, load: Callable[[str, bytes], Output] | None = None) -> None:
         """`load` creates an output from its instance and its recorded bytes; None: no recorded outputs."""
         self._outputs: dict[str, Output] = {}
         self._load = load
         self._recorded = SpooledOutputs()
+        self.stage, self.lookup_recorded = self._recorded.stage, self._recorded.lookup_recorded
 
     def __contains__(self, instance: str) -> bool:
         return instance in self._outputs or instance in self._recorded
@@ -64,21 +60,14 @@ class InMemoryOutputs(Generic[Output]):
             self._outputs[instance] = self._load(instance, self._recorded.get(instance))
         return self._outputs[instance]
 
-    def stage(self, instance: str, body: bytes) -> None:
-        self._recorded.stage(instance, body)
-
-    def lookup_recorded(self, instance: str) -> bool:
-        return self._recorded.lookup_recorded(instance)
-
 
 class SpooledOutputs:
-    """Outputs as bytes in an unnamed temporary file, which the system deletes with the process."""
+    """Bytes in an unnamed temporary file, which the system deletes with the process."""
 
     def __init__(self) -> None:
         self._spool = Spool(memory_bytes=_MEMORY_BYTES)
         self._slots: dict[str, int] = {}
-        #: recorded outputs before their look-up
-        self._recorded: dict[str, int] = {}
+        self._recorded: dict[str, int] = {}  # before their look-up
 
     def __contains__(self, instance: str) -> bool:
         return instance in self._slots
@@ -100,7 +89,7 @@ class SpooledOutputs:
 
 
 class OutputsToCome:
-    """Outputs of a run, and an `OutputOf` for each task that is still to complete."""
+    """Outputs of a run, and an `OutputOf` for each task still to complete."""
 
     def __init__(self, outputs: ReadableOutputs, coming: set[str]) -> None:
         self._outputs = outputs
@@ -114,7 +103,7 @@ class OutputsToCome:
 
 
 class ListedOutputs(Sequence[tuple[str, Any]]):
-    """Outputs with their instances, in order; each is loaded on access."""
+    """Outputs with their instances; each is loaded on access."""
 
     def __init__(self, store: OutputStore, instances: Sequence[str]) -> None:
         self._store = store

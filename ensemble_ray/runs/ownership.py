@@ -1,4 +1,4 @@
-"""Ownership of a run's record: claim it, watch it for cancel requests and decisions, and release it."""
+"""Claim a run's record, watch it for cancel requests and decisions, and release it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,14 @@ from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import OpenReview
 
 _log = bounded_logger(__name__)
-#: Grace period of a cancelled task, s; afterwards the run ends without it.
-GRACE_S = 3.0
-#: How often the owner of a run checks its record for a cancel request, s.
-CANCEL_POLL_S = 1.0
+GRACE_S = 3.0  # for a cancelled task, s; afterwards the run ends without it
+CANCEL_POLL_S = 1.0  # interval of checks for a cancel request, s
 
 
 async def claim_run(
     store: RunStore, run_id: str, *, origin: object, durability: str, submission: SubmissionReason
 ) -> OwnedRun:
-    """Begin the record of a run or claim it, and mark the run as running.
-
-    Raises:
-        RunExistsError: another process owns it, or a run with this id exists.
-        RecordError: the store cannot be read or written.
-    """
+    """Begin or claim the record, and mark the run as running. Raises `RunExistsError`, `RecordError`."""
     is_buffered, state = durability == Durability.RUN, RunState.RUNNING
     if submission.is_recorded:
         return await store.claim(run_id, is_buffered=is_buffered, by_force=submission.takes_over, state=state)
@@ -39,14 +32,14 @@ async def claim_run(
 
 
 async def release_run(owned: OwnedRun | None) -> None:
-    """Release a run that could not begin here, so that it can be resumed; the caller raises the cause."""
+    """Release a run that could not begin, so that it can be resumed; the caller raises the cause."""
     if owned is not None:
         with contextlib.suppress(RecordError):
             await owned.close(RunState.INTERRUPTED)
 
 
 async def watch_for_cancel(owned: OwnedRun, run_id: str, cancel: Callable[[], Awaitable[None]]) -> None:
-    """Wait until the record has a cancel request, then call `cancel` (S-DUR-52)."""
+    """Wait for a cancel request, then call `cancel` (S-DUR-52)."""
     while True:
         await asyncio.sleep(CANCEL_POLL_S)
         try:
@@ -57,12 +50,11 @@ async def watch_for_cancel(owned: OwnedRun, run_id: str, cancel: Callable[[], Aw
     await cancel()
 
 
-#: How often the record is checked while tasks of a run wait, s.
-_POLL_S = 0.5
+_POLL_S = 0.5  # interval of checks while tasks wait, s
 
 
 class DecisionWatch:
-    """Checks for decisions at the gates of suspended tasks (S-REV-124); reports each gate once."""
+    """Reports each decided gate of suspended tasks once (S-REV-124)."""
 
     def __init__(self, store: RunStore, run_id: str, waiting: Callable[[], Mapping[str, Sequence[OpenReview]]]) -> None:
         """`waiting` returns the open gates of suspended tasks, by instance."""
@@ -72,14 +64,13 @@ class DecisionWatch:
         self._reported: set[str] = set()
 
     async def watch(self, resume_tasks: Callable[[Sequence[str]], None]) -> None:
-        """Report, until cancelled, the tasks that can resume: one of their gates was decided or has expired."""
+        """Report, until cancelled, tasks with a decided or expired gate."""
         while True:
             await asyncio.sleep(_POLL_S)
             if ready := await self._find({Obstacle.DECIDED, Obstacle.EXPIRED}):
                 resume_tasks(ready)
 
     async def find_decided(self) -> Sequence[str]:
-        """Return the instances that can resume since one of their gates was decided."""
         return await self._find({Obstacle.DECIDED})
 
     async def _find(self, settled_by: Collection[Obstacle]) -> Sequence[str]:
@@ -98,7 +89,7 @@ class DecisionWatch:
         return ready
 
     def _list_unreported(self) -> Mapping[str, set[str]]:
-        """Return the ids of open, unreported gates, by suspended task."""
+        """Return ids of open, unreported gates, by task."""
         waiting = self._waiting().items()
         found = {instance: {each.gate_id for each in gates} - self._reported for instance, gates in waiting}
         return {instance: gate_ids for instance, gate_ids in found.items() if gate_ids}

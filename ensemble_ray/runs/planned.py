@@ -86,7 +86,7 @@ def conclude(plan: Plan, outcome: RunOutcome) -> RunConclusion:
         state=outcome.state,
         exit_reason=outcome.exit_reason,
         started_at=utc_of(outcome.started_at),
-        # The process that resumed the run may have a different clock from the first one.
+        # The clocks of the first process and of this one may differ.
         completed_at=utc_of(max(outcome.started_at, outcome.completed_at)),
         errors=tuple(_errors(plan, outcome, failures)),
         open_reviews=outcome.open_reviews,
@@ -102,7 +102,6 @@ def conclude(plan: Plan, outcome: RunOutcome) -> RunConclusion:
 
 
 def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResults:
-    """Return the results of the tasks, in the order of levels if the plan has any."""
     by_instance = [(instance, output.trace) for instance, output in ended.outputs.items() if output.trace is not None]
     left = [*((failed.instance, failed.failure) for failed in outcome.failures), *outcome.unfinished]
     by_instance += [(instance, failure.trace) for instance, failure in left if failure.trace is not None]
@@ -119,12 +118,12 @@ def _results_of(plan: Plan, outcome: RunOutcome, ended: EndedUnits) -> RunResult
 
 
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
-    """Return the traces of a manager's workers in the order of their calls (26, ExecutionTrace)."""
+    """Return traces in the order of the manager's calls (26, ExecutionTrace)."""
     gave = [output.trace for _, output in outcome.delegated if output.trace is not None]
     failed = sorted(outcome.failed_delegations, key=lambda trace: trace.completed_at)
     found: dict[int, TaskTrace] = {}
     attempts = () if manager is None else manager.delegations
-    # Equal calls are distinguished by the order in which they ended.
+    # Equal calls are distinguished by the order of their ends.
     for attempt, each in sorted(enumerate(attempts), key=lambda entry: entry[1].completed_at):
         pool = gave if each.succeeded else failed
         asked = (each.worker_role, each.task_description)
@@ -137,7 +136,7 @@ def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskT
 def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) -> Iterator[ErrorTrace]:
     for failed in failures:
         yield failed.as_trace()
-    # A run may fail although no task did: a manager broke its constraints.
+    # A run may fail without a failed task: a manager broke its constraints.
     if plan.hierarchy is not None and outcome.state is RunState.FAILED and not outcome.failures:
         roles = {output.agent_role for _, output in outcome.delegated}
         if violations := violations_of(plan.hierarchy, roles):
@@ -153,7 +152,7 @@ def _errors(plan: Plan, outcome: RunOutcome, failures: Sequence[FailureSeen]) ->
 
 
 async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
-    """Restore the reflections that tasks saw before the run was interrupted: later tasks see the same (S-REFL-2)."""
+    """Later tasks see the same reflections as tasks before the interruption (S-REFL-2)."""
     if request.reflections is None or not scope.is_named or scope.store_address is None:
         return
     async for key, recalled in read_recalled(scope.store, scope.run_id):
@@ -161,10 +160,7 @@ async def restore_reflections(request: RunRequest, scope: RunScope) -> None:
 
 
 async def restore_short_term(request: RunRequest, scope: RunScope) -> None:
-    """Restore a run's short-term memory from the record of its completed tasks, in their order (S-MEM-112).
-
-    A task whose output is not recorded runs again from its record, and adds its note itself.
-    """
+    """Restore memory from completed tasks, in order (S-MEM-112); other tasks run and note again."""
     if request.memory is None or request.context.memory is None or not request.context.memory.has_short_term:
         return
     if not scope.is_named or scope.store_address is None:
@@ -177,12 +173,7 @@ _log = bounded_logger(__name__)
 
 
 def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -> ResolvedTasks:
-    """Validate the definition and resolve its templates; calls no model.
-
-    Raises:
-        ValidationError: the definition cannot run.
-        PromptTemplateError: inputs are missing.
-    """
+    """Validate the definition and resolve its templates (`PromptTemplateError`), without model calls."""
     for warning in (*validate(definition), *doubled_names(definition.all_tasks)):
         _log.warning("%s", warning)
     return resolve_tasks(definition, inputs)
@@ -195,8 +186,7 @@ class PlannedLauncher:
         self.definition = definition
         self._inputs = inputs
         self._planned: Planned
-        #: effects before scheduling
-        self._preliminary: list[Fact] = []
+        self._preliminary: list[Fact] = []  # effects before scheduling
         self._submitted: SubmittedRun | None = None
         self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
 
@@ -205,7 +195,6 @@ class PlannedLauncher:
         return self._submitted is not None
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
-        """Create the plan, with agents for the tasks that name none."""
         resolved = check(self.definition, self._inputs)
         agents = await self._synthesize(scope, resolved)
         if isinstance(agents, ExitReason):
@@ -271,7 +260,7 @@ class PlannedLauncher:
             self._synthesizing.cancel()  # synthesis calls a model, which may take long
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on. A ValidationError: the run has no such agent."""
+        """Record a directive. A ValidationError: the run has no such agent."""
         if isinstance(directive, ModelSwitch) and directive.agent is not None:
             roles = sorted({agent.role for agent in self._planned.agents.values()})
             if directive.agent not in roles:
@@ -282,28 +271,23 @@ class PlannedLauncher:
         """No effect: the run itself notifies readers of events."""
 
     async def _synthesize(self, scope: RunScope, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
-        """Return agents for the tasks that name none.
-
-        Return an exit reason if the run was cancelled or has spent its budget: it never begins and has no record.
-        """
+        """Return agents for tasks that name none; or a reason if the run was cancelled or spent its budget."""
         if not needs_synthesis(resolved.tasks):
             return {}
-        # If a run with this id is recorded, no model is called again.
+        # A recorded run with this id needs no model.
         answers = await read_answers(scope.store, scope.run_id) if scope.is_named else {}
         if scope.cancelled.is_set():
             return ExitReason.CANCELLED
         if scope.store_address is not None:
-            # An unavailable store is reported before a model is called (S-DUR-5).
-            await scope.store.summary(scope.run_id)
-        # The coordinator continues the count from the facts of these requests.
-        definition = self.definition
+            await scope.store.summary(scope.run_id)  # report an unavailable store before a model is called (S-DUR-5)
+        definition = self.definition  # the coordinator continues the count from these requests' facts
         budget = RunBudget.of(definition.max_tokens, definition.max_cost)
         if budget is not None and scope.resumption is not None:
             budget = replace(budget, spent=scope.resumption.spent)
         spending = None if budget is None else spending_here(budget, definition.cost_configuration)
 
         def record(name: str, model: ChatModel) -> ChatModel:
-            """Return the model, its calls recorded as effects of the run (S-SET-46)."""
+            """Record a model's calls as effects of the run (S-SET-46)."""
             recorded = answers.get(name, ())
             return RecordedModel(
                 model, scope.run_id, name, self._preliminary.append, recorded=recorded, spending=spending
@@ -325,7 +309,7 @@ class PlannedLauncher:
     async def _make_manager_prompts(
         self, scope: RunScope, resolved: ResolvedTasks, agents: Mapping[str, Agent]
     ) -> tuple[str, str] | None:
-        """Return the prompts of the manager of a hierarchical run. A TaskExecutionError: the user's strategy raised."""
+        """Return a hierarchical manager's prompts. A TaskExecutionError: the user's strategy raised."""
         if resolved.workflow is not Workflow.HIERARCHICAL:
             return None
         workers = [agent for agent, _ in workers_of(self.definition, resolved.tasks, agents, models=resolved.models)]
@@ -361,14 +345,9 @@ class PlannedLauncher:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
-    """A run of this process."""
-
-    #: its budget includes recorded spending
-    context: RunContext
-    #: None: the run is not recorded
-    owned: OwnedRun | None = None
-    #: None: the run is new
-    recovery: PlannedResumeReader | None = None
+    context: RunContext  # its budget includes recorded spending
+    owned: OwnedRun | None = None  # None: not recorded
+    recovery: PlannedResumeReader | None = None  # None: the run is new
 
 
 async def claim_planned(
@@ -380,12 +359,7 @@ async def claim_planned(
     preliminary: Sequence[Fact],
     keep: KeepOutput,
 ) -> ClaimedRun:
-    """Claim the record of a run, and read it page by page; `keep` receives recorded outputs.
-
-    Raises:
-        RunExistsError: another process owns it, or a run with this id exists.
-        RecordError: the store cannot be read or written.
-    """
+    """Claim the record of a run as `claim_run` does, and read it; `keep` receives recorded outputs."""
     tally = UsageTally(context.cost)
     if address is None:
         tally.apply_all(preliminary)
@@ -406,10 +380,7 @@ async def claim_planned(
 
 
 def with_account(context: RunContext, spent: Amount) -> RunContext:
-    """Return the context for the new owner of the run, with a separate account.
-
-    `spent` is the cost of the recorded calls of the run, effects before scheduling included.
-    """
+    """Return the context with a new owner's account; `spent` is the cost of all recorded calls."""
     if context.budget is None:
         return context
     account = f"{context.run_id}/{new_object_id()}"

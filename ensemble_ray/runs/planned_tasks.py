@@ -1,4 +1,4 @@
-"""The tasks of a planned run: create orders from its nodes, store results, and restore recorded results (S-DUR-30)."""
+"""The tasks of a planned run: orders, results, and recorded results (S-DUR-30)."""
 
 from __future__ import annotations
 
@@ -78,10 +78,7 @@ def make_order(
     is_sequential: bool,
     **more: Any,
 ) -> AnyOrder:
-    """Return the order of a planned task, from its node and the outputs of preceding tasks, with `more` fields.
-
-    If `is_sequential`, a context task without an output fails the task (S-ENG-11).
-    """
+    """Return a task's order with `more` fields; sequential tasks need all context outputs (S-ENG-11)."""
     node = nodes[node_key(start.instance)]
     absent = [] if start.missing is None else [start.missing]
     context: tuple[Any, ...]
@@ -125,7 +122,7 @@ def make_order(
 def gather_context(
     parts: Sequence[ContextPart], outputs: ReadableOutputs
 ) -> tuple[tuple[Any, ...], tuple[tuple[int, int], ...]]:
-    """Return the context outputs of a task, and the ranges of outputs that count as one part."""
+    """Return the context outputs, and the ranges that count as one part."""
     context: list[Any] = []
     joined: list[tuple[int, int]] = []
     for part in parts:
@@ -136,7 +133,7 @@ def gather_context(
 
 
 def revision_of(changes: Changes | None, outputs: ReadableOutputs) -> Revision[Any] | None:
-    """Return the changes for another attempt at the task; None: the task is unchanged."""
+    """Return the changes for another attempt, if any."""
     if not isinstance(changes, TaskChanges):
         return None
     prior = outputs.get(changes.prior) if changes.prior in outputs else None
@@ -144,15 +141,14 @@ def revision_of(changes: Changes | None, outputs: ReadableOutputs) -> Revision[A
 
 
 class RecordedResults:
-    """The recorded results of one run; None: the run is new and has none."""
+    """Recorded results of one run; None: the run is new."""
 
     def __init__(self, resumed: ResumePoint[Any, Any] | None) -> None:
         self._resumed = resumed
-        #: started tasks of this set use their recorded results
-        self._left: set[str] = set() if resumed is None else set(resumed.results)
+        self._left: set[str] = set() if resumed is None else set(resumed.results)  # instances with unused results
 
     def pop(self, instance: str, *, wants_text: bool = False) -> AnyResult | None:
-        """Return the recorded result of a task, once; None if no result is recorded."""
+        """Return the recorded result of a task, once."""
         if self._resumed is None or instance not in self._left:
             return None
         self._left.remove(instance)
@@ -160,15 +156,14 @@ class RecordedResults:
         return result if wants_text else replace(result, text=None)
 
     def has(self, instance: str) -> bool:
-        """Return whether a started task would use a recorded result."""
         return instance in self._left
 
     def find_stopped(self, instance: str) -> AnyResult | None:
-        """Return the recorded work of a stopped task that does not run again (S-DUR-135); None if unknown."""
+        """Return the recorded work of a stopped task that does not run again (S-DUR-135)."""
         return None if self._resumed is None else self._resumed.stopped.get(instance)
 
     def most_of(self, result: AnyResult) -> AnyResult:
-        """Return the result of a stopped task, or its recorded work before a crash if that is more."""
+        """Return a stopped task's result, or its recorded work if that is more."""
         before = self.find_stopped(result.instance)
         if before is None or result.status != "cancelled":
             return result
@@ -179,24 +174,18 @@ class RecordedResults:
 _log = bounded_logger(__name__)
 
 
-#: Limits of one continuation: tasks, and bytes of tasks and their contexts. Large messages of an actor overtake each other.
-_MOST_FOLLOWING = 31
+_MOST_FOLLOWING = 31  # limits of one continuation: large messages of an actor overtake each other
 _FOLLOWING_BYTES = 64 * 1024
 
 
 class DeferredReflections:
-    """Reflections of one run that wait for a phase's verdict.
-
-    Reflections on one task, for example in a loop of the phase, run one after the other: each builds on the previous.
-    """
+    """Reflections that wait for a phase's verdict; those on one task build on each other."""
 
     def __init__(self, plan: Plan) -> None:
         self._by_unit = {unit.key: frozenset(unit.reflecting) for unit in plan.units if isinstance(unit, PhaseUnit)}
         self._keys: frozenset[str] = frozenset().union(*self._by_unit.values())
-        #: dispatched or waiting orders, and their questions
-        self._open: dict[str, ReflectOn] = {}
-        #: by key of the task: orders that wait for the dispatched one
-        self._waiting: dict[str, deque[AnyOrder]] = {}
+        self._open: dict[str, ReflectOn] = {}  # orders without an end, and their questions
+        self._waiting: dict[str, deque[AnyOrder]] = {}  # by key of the task: orders that wait for the dispatched one
 
     @property
     def open(self) -> Sequence[str]:
@@ -208,7 +197,7 @@ class DeferredReflections:
     def begin(
         self, question: ReflectOn, completed: Iterable[str], make: Callable[[Start], AnyOrder], outputs: OutputStore
     ) -> list[AnyOrder]:
-        """Return the first orders that reflect on the outputs of an attempt; none if it has no outputs."""
+        """Return the first orders that reflect on the outputs of an attempt."""
         attempt = instance_of(question.unit, occurrence=question.execution - 1)
         keys = self._by_unit[question.unit]
         orders = [
@@ -231,7 +220,7 @@ class DeferredReflections:
         return first
 
     def end(self, result: AnyResult) -> tuple[AnyOrder | None, ReflectOn | None]:
-        """Handle any end of an order; return the next order, and the question if this was its last order."""
+        """Return the next order, and the question if this was its last order."""
         if result.failure is not None and result.failure.message:
             _log.warning("Task '%s' is not reflected on: %s", result.key, result.failure.message)
         question = self._open.pop(result.instance)
@@ -245,13 +234,10 @@ class DeferredReflections:
         return instance in self._open
 
 
-#: Logger for messages of the sources of planned runs, in every process.
-LOGGER = __name__
+LOGGER = __name__  # logger of the sources of planned runs, in every process
 
 
 class PlannedTasks:
-    """The tasks of one plan."""
-
     def __init__(
         self,
         plan: Plan,
@@ -264,11 +250,7 @@ class PlannedTasks:
         resumed: ResumePoint[Any, Any] | None = None,
         units: UnitPorts | None = None,
     ) -> None:
-        """Create the tasks of a run.
-
-        `bodies` returns a task by its key; `header` is the record's first fact, without its time; `preamble` are
-        effects before scheduling; `resumed` is the record of a resumed run; `units` are the ports of its units, if any.
-        """
+        """`bodies` returns a task by its key; `header` has no time yet; `preamble` are effects before scheduling."""
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
@@ -283,25 +265,18 @@ class PlannedTasks:
         self._outputs = outputs
         self._bodies = bodies
         self._completed: list[str] = []
-        #: names under which outputs of a manager's workers are stored
-        self._delegated: list[str] = []
+        self._delegated: list[str] = []  # names of outputs of a manager's workers
         self._failed_delegations: list[TaskTrace] = []
-        #: truncated or empty answers, by instance; a suspended task is counted again after it resumes
-        self._incomplete: dict[str, int] = {}
+        self._incomplete: dict[str, int] = {}  # cut off or empty, by instance; a resumed task is counted again
         self._failed: list[FailedTask[Any]] = []
         self._unfinished: list[tuple[str, Any]] = []
         self.suspended = SuspendedTasks(self.source.is_waiting)
         self.directives = RunDirectives(journal, () if resumed is None else resumed.directives)
-        #: reasons of failed tasks
-        self._reasons: list[OwnReason] = []
-        #: roles of a manager's workers that produced an output
-        self._delegated_roles: set[str] = set()
-        #: reason why no end is recorded
-        self._interruption: RunInterrupted | None = None
+        self._reasons: list[OwnReason] = []  # of failed tasks
+        self._delegated_roles: set[str] = set()  # of a manager's workers with an output
+        self._interruption: RunInterrupted | None = None  # no end is recorded
         self._started_at = journal.now()
         self.depends_on_order = plan.depends_on_order  # see `RunTasks`
-
-    # Beginning.
 
     async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         del source  # the source is the one of this object
@@ -328,27 +303,24 @@ class PlannedTasks:
             ending += [each for each in done if isinstance(each, End) and each.state is not RunState.WAITING]
         if ending:  # the process died between its last stimulus and the record of the end
             return InitialStep(instructions=ending)
-        # The instructions for this are among the unanswered ones.
-        self.source.handle(Continued(at=self._journal.now()))
-        unanswered = self.source.list_unanswered()
-        return InitialStep(
-            stimuli=[self._make_stop(each.instance) for each in unanswered if isinstance(each, Cancel)],
-            instructions=[each for each in unanswered if not isinstance(each, Cancel)],
-        )
-
-    def _make_stop(self, instance: str) -> Stimulus:
-        """Return the end of a stopped task: without a recorded result, it stopped with its process."""
-        if (recorded := self._recorded.pop(instance)) is not None:
-            return self._store(recorded)
-        self._store_unfinished(self._recorded.find_stopped(instance))
-        return Cancelled(at=self._journal.now(), instance=instance)
+        self.source.handle(Continued(at=self._journal.now()))  # the instructions for this are among the unanswered ones
+        stimuli: list[Stimulus] = []
+        instructions: list[Instruction] = []
+        for each in self.source.list_unanswered():
+            if not isinstance(each, Cancel):
+                instructions.append(each)
+            elif (recorded := self._recorded.pop(each.instance)) is not None:
+                stimuli.append(self._store(recorded))
+            else:  # it stopped with its process
+                self._store_unfinished(self._recorded.find_stopped(each.instance))
+                stimuli.append(Cancelled(at=self._journal.now(), instance=each.instance))
+        return InitialStep(stimuli=stimuli, instructions=instructions)
 
     def _repeats(self, stimulus: Stimulus) -> bool:
-        """Return whether to replay a stimulus; claims the recorded result of its task.
+        """Return whether to replay a stimulus; claims its task's recorded result.
 
-        A stimulus is not replayed if its task does not run now (the plan was changed) or its output is not recorded
-        (durability `run`): the task is dispatched again. The same holds for a task that was stopped by a forgotten
-        cancellation, but not for one that the source itself stops, as a join stops branches (S-GRAPH-97).
+        A task is dispatched again if it does not run now (the plan changed), its output is not recorded (durability
+        `run`), or a forgotten cancellation stopped it, but not if the source stops it (S-GRAPH-97).
         """
         if isinstance(stimulus, Cancelled):
             is_wanted = self.source.is_cancelling(stimulus.instance)
@@ -365,8 +337,6 @@ class PlannedTasks:
             return False
         self._store(result)
         return True
-
-    # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         recorded = self._recorded.pop(start.instance, wants_text=start.wants_text)
@@ -396,10 +366,9 @@ class PlannedTasks:
         )
 
     def list_following(self, order: AnyOrder) -> Sequence[AnyOrder]:
-        """Return the orders of the tasks that certainly follow a running task, if the same agent does them.
+        """Return orders of the tasks that certainly follow with the same agent, with `OutputOf` in contexts.
 
-        Their contexts contain `OutputOf` for outputs that are still to come. A directive may expire before they start, so
-        there are none with directives.
+        A directive may expire, so there are none with directives.
         """
         if order.agent_key is None or order.directives:
             return ()
@@ -418,11 +387,8 @@ class PlannedTasks:
         return found
 
     def discard(self, instance: str) -> bool:
-        """Return False: an order is created as soon as its task starts."""
         del instance
         return False
-
-    # Results.
 
     def accept(self, result: AnyResult) -> Sequence[Stimulus]:
         failure = result.failure
@@ -482,7 +448,7 @@ class PlannedTasks:
                 return Cancelled(at=result.at, instance=instance)
 
     def _store_output(self, result: AnyResult) -> bool:
-        """Store the output of a task, here or in the record; return whether it has one."""
+        """Store an output, here or in the record; return whether there is one."""
         if result.output is not None:
             self._outputs.put(result.instance, result.output)
         if has_output := result.output is not None or self._outputs.lookup_recorded(result.instance):
@@ -505,13 +471,11 @@ class PlannedTasks:
         self._reasons.append(OwnReason(result.at, reason._replace(key=result.key)))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the facts of stimuli; each counts the following facts of its group, which is handled together."""
+        """Each fact counts the following ones of its group, which is handled together."""
         return [
             self._journal.fact(getattr(stimulus, "instance", RUN), encode_stimulus(stimulus, more=more), stimulus.at)
             for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True)
         ]
-
-    # Units.
 
     def evaluate(self, question: Question) -> None:
         if not isinstance(question, ReflectOn):
@@ -533,8 +497,6 @@ class PlannedTasks:
         text = what.text if isinstance(what, Inform | Warn) else str(what)
         self._log_text(logging.INFO if isinstance(what, Inform) else logging.WARNING, text)
 
-    # The end.
-
     async def close(self, ending: End) -> RunOutcome[Any, Any]:
         outcome = RunOutcome(
             state=ending.state,
@@ -551,7 +513,6 @@ class PlannedTasks:
             raised=() if self._units is None else tuple(self._units.raised),
             open_reviews=self.suspended.open_gates(ending),
         )
-        # An interrupted run has no recorded end, so that it can be resumed.
         data = self._interruption or RunEnded(
             state=ending.state,
             exit_reason=ending.exit_reason,
@@ -564,7 +525,7 @@ class PlannedTasks:
         return outcome
 
     async def _list_reasons(self, ending: End, outcome: RunOutcome[Any, Any]) -> Sequence[RecordedError]:
-        """Return why the run failed: the errors of its tasks and its own, the earliest first."""
+        """Return the errors of a failed run's tasks and its own, the earliest first."""
         reasons = list(self._reasons)
         raised = {unit: failure.reason for unit, failure in outcome.raised}
         reasons += await unit_reasons(self.plan, ending, raised, self._journal.journal)

@@ -1,6 +1,4 @@
-"""Ports and values between runs and runtimes. A planned run is submitted as a whole; a run with items or factories is
-coordinated in the caller's process and opens a session for its orders (decision 0007).
-"""
+"""Ports between runs and runtimes. A run with items or factories is coordinated by its caller (decision 0007)."""
 
 from __future__ import annotations
 
@@ -26,8 +24,6 @@ from ensemble_ray.values.reviews import RunDirective
 
 
 class SubmissionReason(Enum):
-    """Why a run is submitted."""
-
     FIRST = "first"
     RESUMED = "resumed"
     TAKEN_OVER = "taken_over"
@@ -49,11 +45,11 @@ class SubmissionReason(Enum):
 
     @property
     def is_restart(self) -> bool:
-        """Whether only its owner's process was replaced. No user resumed it, so a cancellation stays in effect."""
+        """Whether only its owner's process was replaced, so a cancellation stays in effect."""
         return self is SubmissionReason.RESTARTED
 
     def without_answer(self) -> SubmissionReason:
-        """Return the submission to repeat if it is unknown whether this one arrived."""
+        """Return the submission to repeat if it may not have arrived."""
         return self if self.is_recorded else SubmissionReason.RESUBMITTED
 
     def resolve(self, *, is_recorded: bool) -> SubmissionReason:
@@ -63,70 +59,50 @@ class SubmissionReason(Enum):
         return SubmissionReason.RESTARTED if is_recorded else SubmissionReason.FIRST
 
 
-#: Receives results of orders, several per call.
 Deliver: TypeAlias = Callable[[Sequence[TaskResult]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """Fields of every request of a run to a runtime."""
-
     run_id: str
-    #: source of the definition; empty: a program began the run
-    origin: str = ""
-    #: common context of its tasks
+    origin: str = ""  # "": a program began the run
     context: RunContext
-    #: receives the run's events in this process
-    events: RunEventSink
+    events: RunEventSink  # in this process
     tool_metrics: ToolMetrics
-    #: how a user or a callable resolves an unknown effect (S-DUR-24)
-    on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
-    #: handles review gates; None: no reviewer
-    reviewer: Reviewer | None = None
-    #: store of the record; None: the run is not recorded
-    store: StoreAddress | None = None
-    #: set when the run is cancelled; a cancelled run need not wait for a runtime to start
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    #: its memory, in this process; None: it has none
-    memory: LocalRunMemory | None = None
-    #: reflections on its tasks, in this process; None: no store, and no task of its plan needs one
-    reflections: LocalRunReflections | None = None
+    on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL  # (S-DUR-24)
+    reviewer: Reviewer | None = None  # None: no reviewer
+    store: StoreAddress | None = None  # None: not recorded
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # set before a runtime starts, too
+    memory: LocalRunMemory | None = None  # in this process; None: it has none
+    reflections: LocalRunReflections | None = None  # in this process; None: no store, or not needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWork:
-    """A run that is planned as a whole, with all data for its coordinator."""
+    """A run that is planned as a whole."""
 
     planned: Planned
-    #: the record's first fact, without its time; empty if the run is not recorded
-    header: PlanRecorded
-    #: effects before scheduling: calls of an LLM-based synthesizer (S-SET-46)
-    preliminary: Sequence[Fact] = ()
-    #: called in order for every delegation
-    delegation_policies: Sequence[object] = ()
+    header: PlanRecorded  # without its time; empty if the run is not recorded
+    preliminary: Sequence[Fact] = ()  # calls of a synthesizer before scheduling (S-SET-46)
+    delegation_policies: Sequence[object] = ()  # called in order for every delegation
     submission: SubmissionReason = SubmissionReason.FIRST
 
 
 class SubmittedRun(Protocol):
-    """A planned run in a runtime."""
-
     async def wait(self) -> RunOutcome:
         """Return when the run has ended and the sink has all its events."""
         ...
 
     async def cancel(self) -> None:
         """Request the end of the run; `wait` returns within seconds."""
-        ...
 
     async def inject(self, directive: RunDirective) -> bool:
-        """Record a directive for tasks that start from now on; return False if the run has ended. An EnsembleError: it
-        cannot be recorded, or the coordinator of the run cannot be reached.
-        """
+        """Record a directive for later tasks; return False if the run has ended. May raise EnsembleError."""
         ...
 
 
 class ExecutorSession(Executor, Protocol):
-    """The executor of a run that this process coordinates, from its opening to its end."""
+    """The executor of a run that this process coordinates."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
@@ -135,21 +111,19 @@ class ExecutorSession(Executor, Protocol):
 
     @property
     def most_processes(self) -> int | None:
-        """Maximum number of processes per kind of agent; None: this process is the only one."""
+        """Most processes per kind of agent; None: only this process."""
         ...
 
     @property
     def spending(self) -> Spending | None:
-        """Budget of this process's own requests for the run, such as those that create agents; None: no budget."""
+        """Budget of this process's own requests; None: no budget."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Send an event of this process to listeners, after all events of delivered tasks; never waits."""
-        ...
+        """Send an event to listeners after all events of delivered tasks; never waits."""
 
     async def close(self) -> None:
-        """Wait until the sink has all events of delivered tasks, then release all resources; deliver no more."""
-        ...
+        """Wait until the sink has all events of delivered tasks, then release all resources."""
 
 
 @runtime_checkable
@@ -188,4 +162,3 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Release all resources that the runtime caches."""
-        ...

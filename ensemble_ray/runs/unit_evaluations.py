@@ -1,8 +1,7 @@
-"""UnitEvaluations: evaluates the questions of a planned run's units, and announces their iterations and steps.
+"""Evaluates the questions of a planned run's units, and announces their iterations and steps.
 
-Predicates receive the history since the last question of their unit, or all of it if their process was replaced
-(S-LOOP-54, S-LOOP-145). If they share a process with the preceding task, that process evaluates them with the task,
-and no message is needed later (S-LOOP-189). Errors of user code are stored until the run ends, like failures of tasks.
+Predicates receive the history since their unit's last question, or all of it in a new process (S-LOOP-54, S-LOOP-145).
+A process that they share with a task evaluates them with it (S-LOOP-189).
 """
 
 from __future__ import annotations
@@ -84,23 +83,16 @@ _log = bounded_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPorts:
-    """Ports of a planned run with units, beside its executor."""
-
     predicates: Predicates
-    #: whether predicates share a process with the tasks of this agent; None as the agent means handlers
-    lives_with: Callable[[str | None], bool] = lambda _: False
-    #: notifies listeners of an iteration or a step, with its outputs; never waits
-    announce: Callable[[IterationEnded | StepEnded, Sequence[Any]], None]
-    #: converts an error to the run's form of failures
-    failure_of: Callable[[EvaluationFailed], Any]
-    #: None: the ensemble has no memory
-    memory: MemoryResets | None = None
-    #: logs a message of the source at this level in the user's log; None: in this process's log
-    log: Callable[[int, str], None] | None = None
+    lives_with: Callable[[str | None], bool] = lambda _: False  # with tasks of an agent; None: with handlers
+    announce: Callable[[IterationEnded | StepEnded, Sequence[Any]], None]  # to listeners; never waits
+    failure_of: Callable[[EvaluationFailed], Any]  # converts an error to the run's form of failures
+    memory: MemoryResets | None = None  # None: no memory
+    log: Callable[[int, str], None] | None = None  # (level, text); None: this process's log
 
 
 class UnitEvaluations:
-    """The questions and announcements of one run; no question is evaluated before `open`."""
+    """The questions and announcements of one run; `open` comes first."""
 
     def __init__(self, plan: Plan, source: PlanSource, outputs: OutputStore, ports: UnitPorts) -> None:
         self._loops = {unit.key: unit for unit in plan.units if isinstance(unit, LoopUnit)}
@@ -111,26 +103,21 @@ class UnitEvaluations:
         self._break_off: Callable[[BaseException], None]
         self._now: Callable[[], float]
         self._background: RunBackgroundTasks | None = None
-        #: by unit path: number of history parts that the predicates have received
-        self._sent: dict[str, int] = {}
-        #: by instance: questions that the process of that task will answer, and the length of the unit's history then
+        self._sent: dict[str, int] = {}  # by unit path: history parts that the predicates have
+        #: by instance: questions for the process of that task, and the length of the unit's history then
         self._foreseen: dict[str, tuple[tuple[UnitQuestion, ...], int]] = {}
-        #: answers that arrived before their questions, and the length of the unit's history
+        #: answers before their questions, and the length of the unit's history
         self._verdicts: dict[UnitQuestion, tuple[bool | EvaluationFailed, int]] = {}
-        #: by unit path: errors of user code, in order
-        self.raised: list[tuple[str, Any]] = []
+        self.raised: list[tuple[str, Any]] = []  # errors of user code by unit path, in order
 
     def open(
-        self,
-        notify: Callable[[Stimulus], None],
-        break_off: Callable[[BaseException], None],
-        now: Callable[[], float],
+        self, notify: Callable[[Stimulus], None], break_off: Callable[[BaseException], None], now: Callable[[], float]
     ) -> None:
-        """Begin: `notify` receives answers, `break_off` an error that ends the run."""
+        """`notify` receives answers, `break_off` an error that ends the run."""
         self._notify, self._break_off, self._now = notify, break_off, now
 
     def ask(self, question: Question) -> None:
-        """Evaluate a question of a unit, and notify the source of the answer; never waits."""
+        """Evaluate a question, and notify the source; never waits."""
         match question:
             case UntilHolds() | EdgeMatches():
                 if (answered := self._verdicts.pop(question, None)) is not None:
@@ -140,7 +127,14 @@ class UnitEvaluations:
                 self._drop_ended()
                 work = self._ask_predicate(question, self._length(question.unit))
             case ResetMemory():
-                work = self._reset_memory(question)
+
+                async def reset_memory() -> None:
+                    unit = self._loops[node_key(f"{question.unit}#0")]
+                    if self._ports.memory is None:
+                        raise IllegalStateError(f"loop '{unit.name}' has memory scopes, and the run has no memory")
+                    self._answer(question, await self._ports.memory.reset(unit) or True)
+
+                work = reset_memory()
             case _:
                 raise TypeError(f"a planned run has no code that answers {question}")
         if self._background is None:
@@ -148,7 +142,7 @@ class UnitEvaluations:
         self._background.start(work)
 
     def questions_after(self, start: Start, agent_key: str | None) -> FollowingQuestions[Any] | None:
-        """Return the questions that the process of a task answers after the task; None if there are none."""
+        """Return the questions that a task's process answers after the task."""
         after = start.asks_after
         if after is None or not self._ports.lives_with(agent_key):
             return None
@@ -164,18 +158,18 @@ class UnitEvaluations:
         )
 
     def keep_verdicts(self, instance: str, verdicts: Sequence[bool | EvaluationFailed]) -> None:
-        """Store the answers from the result of a task, until the source asks the questions."""
+        """Store the answers in a task's result, until the source asks the questions."""
         foreseen = self._foreseen.pop(instance, None)
         if foreseen is not None and verdicts:
             questions, length = foreseen
-            # There are fewer answers if one was True, or if one takes long and is requested as usual.
+            # There are fewer answers if one was True or takes long.
             self._verdicts.update((each, (came, length)) for each, came in zip(questions, verdicts, strict=False))
 
     def announce(self, what: IterationEnded | StepEnded) -> None:
         self._ports.announce(what, [self._outputs.get(instance) for instance in instances_of(what)])
 
     def log_start(self, instance: str) -> None:
-        """Log the start of an iteration of a loop, if the task is its first (S-LOOP-132)."""
+        """Log the start of a loop's iteration at its first task (S-LOOP-132)."""
         iteration = instance.rpartition("/")[0]
         unit = self._loops.get(node_key(iteration))
         if unit is not None and node_key(instance) == unit.body[0]:
@@ -199,13 +193,6 @@ class UnitEvaluations:
         self._sent[unit] = length
         self._answer(question, verdict)
 
-    async def _reset_memory(self, question: ResetMemory) -> None:
-        unit = self._loops[node_key(f"{question.unit}#0")]
-        if self._ports.memory is None:
-            raise IllegalStateError(f"loop '{unit.name}' has memory scopes, and the run has no memory")
-        failed = await self._ports.memory.reset(unit)
-        self._answer(question, failed or True)
-
     def _answer(self, question: UnitQuestion | ResetMemory, answer: bool | EvaluationFailed) -> None:  # noqa: FBT001
         evaluated = Evaluated(
             at=self._now(), question=question, answer=None if isinstance(answer, EvaluationFailed) else answer
@@ -216,7 +203,7 @@ class UnitEvaluations:
         self._notify(evaluated)
 
     def _length(self, unit: str) -> int:
-        """Return the current length of a unit's history; it may grow while a predicate runs."""
+        """Return the present length of a unit's history, which may grow while a predicate runs."""
         return len(self._source.history_of(unit))
 
     def _history(self, unit: str, begin: int, end: int) -> list[HistoryPart[Any]]:
@@ -237,18 +224,17 @@ class UnitEvaluations:
 
 
 T = TypeVar("T")
-#: A predicate or a condition of the user; its argument depends on the kind.
 _Asked = Callable[[object], object]
 
 
 def predicate_path(question: UnitQuestion) -> str:
-    """Return the name of a question's predicate, such as `graph:triage/edge/3`; all executions of a unit share one."""
+    """Return a predicate's name, such as `graph:triage/edge/3`, for all executions of a unit."""
     key = question.unit.rpartition("/")[2]
     return f"{key}/until/0" if isinstance(question, UntilHolds) else f"{key}/edge/{question.edge}"
 
 
 def list_predicates(units: Mapping[str, Loop | Phase | Graph]) -> dict[str, object]:
-    """Return the predicates of loops and the conditions of edges, by path, of units by key."""
+    """Return predicates of loops and conditions of edges, by path."""
     found: dict[str, object] = {}
     for key, unit in units.items():
         if isinstance(unit, Loop) and unit.until is not None:
@@ -260,17 +246,16 @@ def list_predicates(units: Mapping[str, Loop | Phase | Graph]) -> dict[str, obje
 
 
 class LocalPredicates:
-    """Predicates of one run in this process. Fulfils `Predicates` with outputs as objects."""
+    """Predicates in this process. Fulfils `Predicates` with outputs as objects."""
 
     def __init__(self, predicates: Mapping[str, object]) -> None:
         self._predicates = predicates
-        #: unit path -> its history so far
-        self._histories: dict[str, _History] = {}
+        self._histories: dict[str, _History] = {}  # by unit path
 
     async def holds(
         self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
-        """Evaluate a predicate: async on the loop, sync in a thread (S-CONV-16); log its errors (S-LOOP-53)."""
+        """Call async code on the loop and sync code in a thread (S-CONV-16); log errors (S-LOOP-53)."""
         if not sent_count:
             self._histories[question.unit] = _History()
         history = self._histories.get(question.unit)
@@ -294,13 +279,12 @@ class LocalPredicates:
 
 
 class _History:
-    """History of a unit, in the form that its predicates receive."""
+    """The history of a unit for its predicates."""
 
     def __init__(self) -> None:
         self.parts: list[Mapping[str, TaskOutput]] = []
         self._lasts: list[TaskOutput] = []
-        #: of a graph: state -> its outputs in the order of visits
-        self._visits: dict[str, Sequence[TaskOutput]] = {}
+        self._visits: dict[str, Sequence[TaskOutput]] = {}  # of a graph: state -> outputs in order of visits
         self._outputs: dict[str, list[TaskOutput]] = {}
 
     def add(self, part: HistoryPart[TaskOutput]) -> None:
@@ -331,7 +315,7 @@ class _History:
 
 
 class _View(Sequence[T]):
-    """The current entries of a list, without a copy; the list may grow."""
+    """Current entries of a growing list, without a copy."""
 
     def __init__(self, entries: Sequence[T]) -> None:
         self._entries = entries
@@ -362,7 +346,7 @@ class _View(Sequence[T]):
 
 
 class LocalMemoryResets:
-    """Resets the memory of one run for its loops. Fulfils `MemoryResets`."""
+    """Fulfils `MemoryResets`."""
 
     def __init__(self, memory: LocalRunMemory) -> None:
         self._memory = memory

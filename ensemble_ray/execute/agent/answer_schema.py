@@ -17,22 +17,16 @@ _log = bounded_logger(__name__)
 
 Node = Mapping[str, Any]
 
-#: Characters that endpoints do not accept in a schema's name.
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _LONGEST_NAME = 64
-#: Keywords that are copied.
 _PLAIN = ("type", "enum", "const", "required", "description")
-#: Formats that are copied, since the parser refuses other spellings.
-_FORMATS = frozenset({"date", "time", "date-time", "duration", "uuid"})
+_FORMATS = frozenset({"date", "time", "date-time", "duration", "uuid"})  # the parser refuses other spellings
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 
 @lru_cache(maxsize=256)
 def answer_schema(output_type: Hashable) -> JsonSchema | None:
-    """Return the JSON schema of an output type; None if endpoints cannot enforce one (S-OUT-46).
-
-    The schema describes types, fields and choices, which all endpoints know. The parser checks the rest.
-    """
+    """Return the schema of an output type's fields and choices; None if endpoints cannot enforce it (S-OUT-46)."""
     name = output_type.__name__ if isinstance(output_type, type) else str(output_type)
     name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
     try:
@@ -52,18 +46,15 @@ def answer_schema(output_type: Hashable) -> JsonSchema | None:
 
 
 class _Generator(GenerateJsonSchema):
-    """Requires each field that the type accepts."""
-
     def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: FBT001  pydantic's signature
         # Only keys of a `TypedDict` may be absent.
         return bool(field.get("required", total)) if field["type"] == "typed-dict-field" else True
 
     def field_is_present(self, field: Any) -> bool:
-        # The parser refuses fields with `init=False`.
-        return field.get("init") is not False and super().field_is_present(field)
+        return field.get("init") is not False and super().field_is_present(field)  # the parser refuses `init=False`
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
-        """Do not warn about defaults, which the schema leaves out."""
+        """Ignore defaults, which the schema leaves out."""
 
 
 def _form(node: Node) -> dict[str, Any]:
@@ -93,7 +84,6 @@ def _form(node: Node) -> dict[str, Any]:
 
 
 def _is_strict(node: Node) -> bool:
-    """Whether a schema is in the subset that strict endpoints accept (S-OUT-45)."""
     if not all(map(_is_strict, node.get("$defs", {}).values())):
         return False
     if "$ref" in node:

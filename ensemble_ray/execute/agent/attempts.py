@@ -1,4 +1,4 @@
-"""Attempts at one answer of a model: retries after provider failures, repeats of incomplete answers, and the facts of answers."""
+"""Attempts at one model answer: retries, repeats of incomplete answers, and the facts of answers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,10 @@ class Attempts:
     ) -> None:
         self._scope = scope
         self._model = model
-        #: kind of agent, for the run's budget
         self._template = template or scope.order.agent_key or scope.order.agent_role
         self._policy = scope.context.retry if may_repeat else None
-        #: reasons of the failed attempts at the newest answer
-        self.failed: list[str] = []
-        #: (input, output) tokens of the newest answer that the budget counted, if the provider did not
-        self.estimated: tuple[int, int] | None = None
+        self.failed: list[str] = []  # reasons of failed attempts at the newest answer
+        self.estimated: tuple[int, int] | None = None  # (input, output) tokens of the newest answer
 
     async def answer(
         self,
@@ -57,10 +54,9 @@ class Attempts:
         tools: Sequence[ToolSpec] = (),
         pieces: Sequence[str] = (),
     ) -> ChatResponse:
-        """Make attempts until there is an answer, or the policy allows no more of them; then raise the last error.
+        """Make attempts until there is an answer, or raise the last error, or `CircuitOpenError`.
 
-        There is no retry after a refusal, an error of user code, or a part of the answer (`pieces`; S-DUR-61). If the
-        endpoint's circuit breaker is open longer than the policy waits, `CircuitOpenError` is raised.
+        No retry follows a refusal, an error of user code, or a partial answer in `pieces` (S-DUR-61).
         """
         self.failed = []
         ports, effects, policy = self._scope.ports, self._scope.effects, self._policy
@@ -68,18 +64,17 @@ class Attempts:
         request = None
         if ports.spending is not None:
             request = ports.spending.request(self._template, self._model, messages, tools)
-        call, left_s = None, 0.0
-        if policy is not None:
-            left_s = policy.max_wait.total_seconds()
-            # A model without an endpoint id shares no breaker with others.
-            endpoint: object = getattr(self._model, "endpoint_id", "")
-            call = ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
+        left_s = 0.0 if policy is None else policy.max_wait.total_seconds()
+        endpoint: object = "" if policy is None else getattr(self._model, "endpoint_id", "")
+        call = ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
         last: BaseException | None = None
         try:
             while True:
-                # The endpoint's breaker and limit come first. A waiting attempt holds no permit.
-                if call is not None and not call.try_begin():
-                    left_s -= await _wait(call, left_s, last)
+                if call is not None and not call.try_begin():  # first, since a waiting attempt holds no permit
+                    try:
+                        left_s -= await call.wait(left_s)
+                    except CircuitOpenError as is_open:
+                        raise is_open from last
                 effects.attempts += 1
                 try:
                     response = await (attempt() if request is None else request.send(attempt))
@@ -104,7 +99,7 @@ class Attempts:
     def _delay_after(
         self, error: BaseException, call: EndpointCall | None, left_s: float, *, has_begun: bool
     ) -> float | None:
-        """Report a failed attempt; return the time to wait before the next one, or None: there is none (S-DUR-62)."""
+        """Report a failed attempt; return the wait before the next one, None: no further attempt (S-DUR-62)."""
         policy, attempt = self._policy, len(self.failed) + 1
         fault = None if policy is None else fault_of(error)
         if call is not None:
@@ -135,25 +130,14 @@ class Attempts:
         return delay_s
 
 
-async def _wait(call: EndpointCall, left_s: float, last: BaseException | None) -> float:
-    try:
-        return await call.wait(left_s)
-    except CircuitOpenError as is_open:
-        raise is_open from last
-
-
 async def chat(model: ChatModel, messages: Sequence[ChatMessage]) -> ChatResponse:
-    """Call a model once without tools, and check its answer."""
     return checked_response(await call_user(model.chat, list(messages)))  # the model may keep the list
 
 
 async def ask_once(
     scope: TaskScope, model: ChatModel, messages: Sequence[ChatMessage], name: str, *, template: str | None = None
 ) -> tuple[ChatResponse, Attempts, float]:
-    """Call a model outside the agent loop. Return the answer, its attempts, and the start of the successful one.
-
-    `name` is the name of the effect, and `template` the kind of agent for the run's budget.
-    """
+    """Call a model for an effect outside the agent loop. Return answer, attempts, and start of the last one."""
     started_at, key = 0.0, uuid_of(f"{scope.order.run_id}/{name}")
 
     async def attempt() -> ChatResponse:
@@ -173,7 +157,6 @@ def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatR
 
 
 def _report(call: EndpointCall, error: BaseException, fault: ProviderFault | None) -> None:
-    """Report a failed attempt to the endpoint's breaker and limit."""
     if fault is None or fault.is_bad_generation:
         # A refusal is an answer of the endpoint. A cancelled call, or an error of a model's code, is none.
         report = call.abandon if status_of(error) is None else call.record_answer
@@ -188,15 +171,12 @@ def _describe(fault: ProviderFault) -> str:
     return f"{fault.what}: {brief(fault.text)}"
 
 
-# Incomplete answers.
-
-#: Most repeats of a request after incomplete answers.
 MOST_REPEATS = 2
-#: Words in providers' reasons for their content filters.
+#: Words of content filters in providers' reasons.
 _FILTERS = ("filter", "safety", "sensitive", "refus", "guardrail", "block", "prohibit", "recitation", "spii")
 _CUT_OFF_ADVICE = "Raise max_tokens of its model, or ask for a shorter answer."
 _FILTER_ADVICE = "Reword the task, or ask another model."
-#: (word in a provider's reason, problem, advice); the first word that occurs counts
+#: (word in a provider's reason, problem, advice); the first match counts
 _CAUSES = (
     ("length", "the model's answer was cut off", _CUT_OFF_ADVICE),
     ("token", "the model's answer was cut off", _CUT_OFF_ADVICE),
@@ -215,7 +195,7 @@ def repeat_text(role: str, reason: str, repeat: int) -> str:
 
 
 def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
-    """Return the later of two answers to one request, with the tokens and failed attempts of both."""
+    """Return the later answer, with the tokens and failed attempts of both."""
     usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
     total = TokenUsage(
         add_tokens(each.input_tokens for each in usage),
@@ -249,9 +229,6 @@ def _explain(reason: str) -> tuple[str, str]:
             return f"{problem} (finish_reason '{reason}')", advice
     advice = "The provider's documentation explains the reason. Set on_incomplete='retry' to ask again."
     return f"the model stopped for an unknown reason (finish_reason '{reason}')", advice
-
-
-# Answers in the record.
 
 
 def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
@@ -296,7 +273,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
 
 
 class RecordedModel:
-    """Records the model calls outside of tasks, such as calls of an LLM-based synthesizer (S-SET-46)."""
+    """Records model calls outside of tasks, such as calls of a synthesizer (S-SET-46)."""
 
     def __init__(
         self,
@@ -317,7 +294,6 @@ class RecordedModel:
         self._spending = spending
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Return the next recorded answer, or call the model and record its answer."""
         if (fact := next(self._recorded, None)) is not None:
             return effect_of(require_usable(fact).data).response
         started_at, wait = 0.0, PermitWait(time.time)

@@ -1,7 +1,6 @@
-"""Cut the requests of one task to its context budget.
+"""Cut a task's requests to its context budget, always the same way, since a resumed run rebuilds the conversation.
 
-The task, its expected output and format, revision feedback, the system prompt, the model's own words and tool
-descriptions are never cut (S-MEM-132). The same conversation always has the same cuts: a resumed run builds it again.
+Prompts, feedback, the model's own words and tool descriptions are never cut (S-MEM-132).
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from ensemble_ray.prompts.task import SEPARATOR, Piece, PromptPart, Section, Sec
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
 from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
-#: Messages of the system prompt, and of a turn of the history: a question and its answer.
-_SYSTEM, _TURN = 1, 2
-#: Most cuts that one line lists.
+_SYSTEM, _TURN = 1, 2  # messages of the system prompt, and of one turn of the history
 _LISTED = 3
 
 
 def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
-    """Count the characters of a request's messages and tool descriptions."""
     characters = sum(len(message.content or "") for message in messages)
     characters += sum(len(call.name) + len(call.arguments) for message in messages for call in message.tool_calls)
     fields = (message.provider_fields for message in messages)
@@ -33,12 +29,12 @@ def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec
 
 
 def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
-    """Estimate the input tokens of a request: one for each four characters (S-BUD-2)."""
+    """Estimate the input tokens of a request: one for four characters (S-BUD-2)."""
     return estimate_tokens(request_characters(messages, tools))
 
 
 def check_context_budget(name: str, budget_tokens: int, characters: int) -> None:
-    """Raise `ValidationError` if the budget of the task `name` is below the characters that are never cut (S-MEM-137)."""
+    """Raise `ValidationError` if the budget of task `name` is below the characters that are never cut (S-MEM-137)."""
     if characters > budget_tokens * CHARACTERS_PER_TOKEN:
         needed = -(-characters // CHARACTERS_PER_TOKEN)
         raise ValidationError(
@@ -50,15 +46,11 @@ def check_context_budget(name: str, budget_tokens: int, characters: int) -> None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedRequest:
     messages: Sequence[ChatMessage]
-    #: in the order of the request; empty: the conversation is complete
-    cuts: tuple[SectionCut, ...] = ()
-    #: tokens of the complete conversation
+    cuts: tuple[SectionCut, ...] = ()  # in request order; empty: the conversation is complete
     needed_tokens: int = 0
 
 
 class ContextWindow:
-    """Fits the requests of one task into its budget."""
-
     def __init__(
         self,
         name: str,
@@ -77,13 +69,27 @@ class ContextWindow:
         self._first_answer = _SYSTEM + len(history) + 1
 
     def fit(self, messages: Sequence[ChatMessage]) -> FittedRequest:
-        """Cut a conversation to the budget; if it fits, the result has the same `messages` object."""
+        """Cut a conversation to the budget. A fitting conversation is returned as the same object."""
         characters = request_characters(messages, ()) + self._tool_characters
         room = self.budget_tokens * CHARACTERS_PER_TOKEN - characters
         if room >= 0:
             return FittedRequest(messages=messages)
         prompt = [part for part in self._parts if isinstance(part, Section)]
-        others = [_history_section(self._history), _results_section(messages[self._first_answer :])]
+        label, turns = SectionKind.HISTORY.value, zip(self._history[::_TURN], self._history[1::_TURN], strict=True)
+        history = Section(
+            kind=SectionKind.HISTORY,
+            label=label if self._history else "",
+            pieces=tuple(Piece(label=label, before=one.content or "", text=two.content or "") for one, two in turns),
+            first_to_go="first",
+        )
+        answers = [message for message in messages[self._first_answer :] if message.role == "tool"]
+        results = Section(
+            kind=SectionKind.TOOL_RESULTS,
+            pieces=tuple(Piece(label=each.name or "tool", text=each.content or "") for each in answers),
+            first_to_go="first",
+            keeps_all=True,  # each tool call needs a result, at least a marker
+        )
+        others = [history, results]
         sizes = [
             *(len(part.render()) + len(SEPARATOR) for part in prompt),
             *(sum(piece.size - fixed_size(each, piece) for piece in each.pieces) for each in others),
@@ -97,7 +103,6 @@ class ContextWindow:
         )
 
     def _rebuild(self, messages: Sequence[ChatMessage], packed: Sequence[PackedSection]) -> list[ChatMessage]:
-        """Return the conversation with packed sections in place of the complete ones."""
         *prompt, history, results = (each.section for each in packed)
         kept: list[ChatMessage] = []
         for turn, piece in zip(packed[-2].kept, history.pieces, strict=True):
@@ -119,34 +124,10 @@ class ContextWindow:
         ]
 
 
-def _history_section(history: Sequence[ChatMessage]) -> Section:
-    label = SectionKind.HISTORY.value
-    turns = zip(history[::_TURN], history[1::_TURN], strict=True)
-    return Section(
-        kind=SectionKind.HISTORY,
-        label=label if history else "",
-        pieces=tuple(Piece(label=label, before=asked.content or "", text=said.content or "") for asked, said in turns),
-        first_to_go="first",
-    )
-
-
-def _results_section(messages: Sequence[ChatMessage]) -> Section:
-    results = [message for message in messages if message.role == "tool"]
-    return Section(
-        kind=SectionKind.TOOL_RESULTS,
-        pieces=tuple(Piece(label=each.name or "tool", text=each.content or "") for each in results),
-        first_to_go="first",
-        keeps_all=True,  # each tool call needs a result, at least a marker
-    )
-
-
-# Cuts in traces and log lines.
-
-
 def context_data(
     cuts: Sequence[SectionCut], *, turn: int, budget_tokens: int, needed_tokens: int
 ) -> Mapping[str, object]:
-    """Return the trace's data of a request that was cut (S-MEM-136); complete sections only count."""
+    """Return the trace's data of a cut request (S-MEM-136); complete sections only count."""
     return {
         "turn": turn,
         "budget_tokens": budget_tokens,
@@ -160,7 +141,6 @@ def context_data(
 
 
 def describe_cuts(data: Mapping[str, object]) -> list[str]:
-    """Return a text for each cut in data of `context_data`."""
     return [
         f"{as_text(cut.get('name'))} cut by {as_count(cut.get('cut_tokens')):,} of {as_count(cut.get('tokens')):,} tokens"
         for cut in map(as_mapping, as_sequence(data.get("cut")))
@@ -168,7 +148,7 @@ def describe_cuts(data: Mapping[str, object]) -> list[str]:
 
 
 def describe_context(data: Mapping[str, object]) -> str:
-    """Return such data on one line: `3 of 5 sections whole, writer cut by 1,200 of 2,000 tokens`."""
+    """Return such data as `3 of 5 sections whole, writer cut by 1,200 of 2,000 tokens`."""
     cuts = describe_cuts(data)
     counts = f"{as_count(data.get('whole'))} of {as_count(data.get('sections'))} sections whole"
     more = [f"{len(cuts) - _LISTED:,} more cut"] if len(cuts) > _LISTED else []

@@ -1,4 +1,4 @@
-"""One agent's work on one task: prompts, tools, the agent loop, structured output."""
+"""One agent's work on one task."""
 
 from __future__ import annotations
 
@@ -41,13 +41,10 @@ from ensemble_ray.values.messages import ChatMessage, ToolSpec
 from ensemble_ray.values.trace import TaskPrompts
 
 _log = bounded_logger(__name__)
-#: Log level of the models' full responses, below DEBUG (S-ENG-30).
-TRACE_LEVEL = 5
+TRACE_LEVEL = 5  # below DEBUG: the models' full responses (S-ENG-30)
 
 
 class AgentLoop:
-    """Runs one task with one agent."""
-
     def __init__(self, scope: TaskScope, agent: Agent) -> None:
         self._scope = scope
         self._order = scope.order
@@ -55,20 +52,15 @@ class AgentLoop:
         self._effects = scope.effects
         self._is_verbose = scope.context.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
-        #: None: the agent has none, and cannot delegate
-        self._tools: ToolCalls | None = None
-        #: tools that the model sees
+        self._tools: ToolCalls | None = None  # None: no tools and no delegation
         self._specs: Sequence[ToolSpec] = ()
         self._answer_retries = 0
-        #: None: requests have no budget
-        self._window: ContextWindow | None = None
-        #: cuts of the latest request
+        self._window: ContextWindow | None = None  # None: no budget
         self._cuts: tuple[SectionCut, ...] = ()
-        #: text of the latest answer
         self._latest = ""
 
     async def prepare(self) -> StepInstruction:
-        """Read memory, notes, directives and tools, and build the prompts; return the first step."""
+        """Read memory, notes, directives and tools; build the prompts; return the first step."""
         scope, order = self._scope, self._order
         memory = notes = None
         directives: tuple[str, ...] = ()
@@ -82,16 +74,31 @@ class AgentLoop:
             self._tools = await ToolCalls.of(scope, self._agent)
             self._specs = self._tools.specs
         self._build_prompts(memory, notes, directives)
-        self._announce_input()
+        agent = self._agent
+        scope.emit(
+            TaskInputEvent,
+            lambda: TaskInputEvent(
+                task_index=order.index,
+                task_description=order.task.description,
+                expected_output=order.task.expected_output,
+                agent_role=order.agent_role,
+                agent_goal=agent.goal,
+                agent_background=agent.background,
+                tool_names=tuple(spec.name for spec in self._specs),
+                assembled_context=context_section(order.context),
+                context_cuts=tuple(cut for data in self._effects.context_cuts for cut in describe_cuts(data)),
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
         return self._machine.start()
 
     @property
     def may_ask_again(self) -> bool:
-        """Whether a guardrail that refuses the answer may have another one (S-GRD-17)."""
+        """Whether the model may answer again after a guardrail's refusal (S-GRD-17)."""
         return self._answer_retries < self._order.task.max_output_retries and not self._models.is_answer_lost
 
     def refuse_answer(self, why: str) -> StepInstruction:
-        """Return the step after a guardrail refused the last answer."""
         self._answer_retries += 1
         _log.info(
             "Agent '%s' is asked again by a guardrail (%d/%d): %s",
@@ -122,11 +129,9 @@ class AgentLoop:
                 case Finish():
                     break
                 case Fail():
+                    role, description = self._order.agent_role, self._order.task.description
                     raise MaxIterationsExceededError(
-                        self._order.agent_role,
-                        self._order.task.description,
-                        self._agent.max_iterations,
-                        step.tool_calls_made,
+                        role, description, self._agent.max_iterations, step.tool_calls_made
                     )
         text = self._latest = self._check(step.text)
         if self._order.task.output_type is None or self._models.is_answer_lost:
@@ -170,7 +175,7 @@ class AgentLoop:
                     _log.debug("%s prompt (%d characters):\n%s", name, len(text), text)
 
     def _fit(self, window: ContextWindow, turn: int) -> Sequence[ChatMessage]:
-        """Return the conversation cut to the context budget (S-MEM-131), and report new cuts (S-MEM-136)."""
+        """Return the conversation cut to its budget (S-MEM-131), and report new cuts (S-MEM-136)."""
         messages = self._machine.messages
         fitted = window.fit(messages)
         if fitted.messages is not messages:
@@ -185,25 +190,6 @@ class AgentLoop:
                 self._order.key, turn + 1, needed, budget, describe_context(data),
             )  # fmt: skip
         return fitted.messages
-
-    def _announce_input(self) -> None:
-        order, agent = self._order, self._agent
-        self._scope.emit(
-            TaskInputEvent,
-            lambda: TaskInputEvent(
-                task_index=order.index,
-                task_description=order.task.description,
-                expected_output=order.task.expected_output,
-                agent_role=order.agent_role,
-                agent_goal=agent.goal,
-                agent_background=agent.background,
-                tool_names=tuple(spec.name for spec in self._specs),
-                assembled_context=context_section(order.context),
-                context_cuts=tuple(cut for data in self._effects.context_cuts for cut in describe_cuts(data)),
-                run_id=order.run_id,
-                instance=order.instance,
-            ),
-        )
 
     async def _call_tools(self, tools: ToolCalls, step: CallTools) -> list[str]:
         model = self._effects.models[-1]
@@ -227,7 +213,6 @@ class AgentLoop:
         return texts
 
     def _check(self, text: str | None) -> str:
-        """Replace a blank answer by "" (S-ENG-34), and log the answer (S-ENG-30)."""
         if text is None or not text.strip():
             role, description = self._order.agent_role, brief(self._order.task.description)
             _log.warning("Agent '%s' returned empty response for task '%s'", role, description)
@@ -238,7 +223,7 @@ class AgentLoop:
         return text
 
     async def _parse_structured(self, text: str) -> object:
-        """Parse the answer, and request corrections as long as the task allows (S-OUT-30 to S-OUT-38)."""
+        """Parse the answer, with corrections as the task allows (S-OUT-30 to S-OUT-38)."""
         machine = StructuredMachine(self._order.task, agent_role=self._order.agent_role, first_response=text)
         while (prompt := machine.next_prompt()) is not None:
             self._log_lines(machine)

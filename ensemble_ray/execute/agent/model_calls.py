@@ -54,13 +54,10 @@ _log = bounded_logger(__name__)
 
 
 class ModelCalls:
-    """Makes the model calls of one task, one after the other."""
-
     def __init__(self, scope: TaskScope, agent: Agent) -> None:
         self._scope = scope
         self._order = scope.order
         self._effects = scope.effects
-        #: None: the agent has no runner
         self._runner = None if agent.runner is None else RunnerModel(scope, agent, agent.runner)
         self._model = self._runner or agent.llm
         self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.context.on_incomplete
@@ -79,23 +76,20 @@ class ModelCalls:
         texts = [name if isinstance(name, str) and name else None for name in names]
         self._model_name, self._provider_name = texts[0] or texts[1], texts[2]
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
-        #: digest of the latest request; None: it is neither recorded nor compared
+        #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
         self._digested = 0
         self._turn = 0
 
     @property
     def is_answer_lost(self) -> bool:
-        """Whether the latest answer is lost, and its text reports that."""
+        """Whether the latest answer is a text that reports a lost answer."""
         return self._runner is not None and self._runner.is_lost
 
     async def call(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int, *, is_streaming: bool = True
     ) -> ChatResponse:
-        """Return the recorded answer to the conversation, or call the model and record its answer.
-
-        A failed call raises `AgentExecutionError` (S-ENG-50, S-ENG-57).
-        """
+        """Return the recorded or a new answer, or raise `AgentExecutionError` (S-ENG-50, S-ENG-57)."""
         self._turn = turn
         order, name = self._order, effect_name(self._order.instance, turn)
         self._scope.emit(
@@ -124,7 +118,7 @@ class ModelCalls:
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
-            # The next request may leave before this answer is committed (S-DUR-2).
+            # The next request may precede this answer's commit (S-DUR-2).
             await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON, at=ended_at)
             if self._runner is not None:
                 await self._runner.note_return(turn, effect)
@@ -133,7 +127,7 @@ class ModelCalls:
         return effect.response
 
     async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
-        """Request one correction of structured output: two messages, no tools, no streaming (S-OUT-31)."""
+        """Request one correction of structured output, without tools and streaming (S-OUT-31)."""
         messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
         self.reset_digest()
         response = await self.call(messages, (), turn, is_streaming=False)
@@ -141,15 +135,12 @@ class ModelCalls:
         return response.text
 
     def reset_digest(self) -> None:
-        """Compute the next digest from all messages, since earlier ones may have changed."""
+        """Hash all messages again, since earlier ones may have changed."""
         if self._digest is not None:
             self._digest, self._digested = hashlib.sha256(), 0
 
     def accept(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
-        """Classify the last answer, capture the conversation (S-CAP-11), and announce the end of the iteration.
-
-        An incomplete answer causes a warning, or is refused with `AgentExecutionError` (S-ENG-37).
-        """
+        """Classify and capture the last answer (S-CAP-11); if incomplete, warn or raise `AgentExecutionError`."""
         effect = self._effects.models[-1]
         effect.is_final = is_final
         if self._scope.context.capture_mode is not CaptureMode.OFF:
@@ -179,20 +170,18 @@ class ModelCalls:
         text = incomplete_text(order.agent_role, reason)
         if self._on_incomplete != "warn":
             raise AgentExecutionError(text, order.agent_role, order.task.description)
-        # An empty answer has its own warning (S-ENG-34).
         if reason != "empty" and not self._has_warned:
             self._has_warned = True
             _log.warning("Task '%s': %s It is used as it is.", order.key, text)
 
     def describe_cut(self) -> str:
-        """Return the problem of the last answer if it was cut off; "" if it was complete, or empty."""
+        """Return the problem of a cut-off last answer, else ""."""
         reason = incomplete_reason(self._effects.models[-1].response) if self._effects.models else None
         return "" if reason in {None, "empty"} else incomplete_text(self._order.agent_role, str(reason))
 
     async def _complete(
         self, effect: ModelEffect, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
     ) -> ModelEffect:
-        """Call the model again while its answer is incomplete (S-ENG-38)."""
         for repeat in range(1, MOST_REPEATS + 1):
             reason = incomplete_reason(effect.response)
             if reason is None:
@@ -200,7 +189,7 @@ class ModelCalls:
             _log.warning("Task '%s': %s", self._order.key, repeat_text(self._order.agent_role, reason, repeat))
             self._effects.retry_count += 1
             requests = self._effects.attempts
-            # Without streaming, since pieces cannot be withdrawn. The key differs: endpoints may store answers by key.
+            # Pieces of a stream cannot be withdrawn. The name differs, since endpoints may store answers by key.
             again = await self._send(f"{name}/again-{repeat}", messages, tools, None, span=name)
             effect = join_answers(effect, reason, again)
             self._effects.attempts += requests
@@ -215,7 +204,7 @@ class ModelCalls:
         *,
         span: str | None = None,
     ) -> ModelEffect:
-        """Call the model, with retries if its provider fails; the latency is the successful attempt's."""
+        """Call the model with retries. The latency is that of the successful attempt."""
         clock = self._scope.ports.clock
         key = uuid_of(f"{self._order.run_id}/{name}")
         started_at, wait = 0.0, PermitWait(clock.now)
@@ -227,7 +216,6 @@ class ModelCalls:
                 await self._runner.begin(self._turn)
             started_at = clock.now()
             wait.total_s = 0.0
-            # All attempts are one effect and have one key (S-DUR-27).
             used_key, used_wait = EFFECT_KEY.set(key), PERMIT_WAIT.set(wait)
             try:
                 tracing = self._scope.context.tracing
@@ -277,7 +265,7 @@ class ModelCalls:
     async def _read_stream(
         self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], sent: list[str]
     ) -> ChatResponse:
-        """Return the answer of a stream. Each piece is sent to listeners, and added to `sent`, when it arrives."""
+        """Return the answer of a stream. Each piece goes to listeners and to `sent` when it arrives."""
         closing: ChatResponse | None = None
         text, reasoning = _StreamedText(), _StreamedText()
         splitter = None if self._keeps_reasoning else ReasoningSplitter()
@@ -307,7 +295,7 @@ class ModelCalls:
         return whole_response(response, keep_reasoning=self._keeps_reasoning)
 
     def _send_pieces(self, pieces: Iterable[tuple[str, bool]], sent: list[str]) -> None:
-        """Send (text, whether it is reasoning) to the listeners, and add the texts to `sent`."""
+        """Send (text, is_reasoning) to listeners, and add the texts to `sent`."""
         order, turn = self._order, self._turn
         for token, is_reasoning in pieces:
             sent.append(token)
@@ -324,7 +312,7 @@ class ModelCalls:
             self._scope.emit(TokenEvent, event)
 
     def _structured_model(self) -> tuple[StructuredChatModel, JsonSchema] | None:
-        """Return the model and its schema for requests without tools and streaming (S-OUT-40, S-OUT-41)."""
+        """Return model and schema for requests without tools and streaming (S-OUT-40, S-OUT-41)."""
         output_type = self._order.task.output_type
         if output_type is None or not isinstance(self._model, StructuredChatModel):
             return None
@@ -334,7 +322,7 @@ class ModelCalls:
         return None if schema is None else (self._model, schema)
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
-        """Return the SHA-256 of the conversation, or "". Only new messages are hashed, so a long loop stays linear."""
+        """Return the SHA-256 of the conversation, or "". Only new messages are hashed, so long loops stay linear."""
         digest = self._digest
         if digest is None:
             return ""
@@ -348,7 +336,7 @@ class ModelCalls:
 
 
 class _StreamedText:
-    """The pieces of a streamed text so far; half of a surrogate pair waits for the other half."""
+    """A streamed text; half of a surrogate pair waits for its other half."""
 
     def __init__(self) -> None:
         self._whole = SurrogateJoiner()

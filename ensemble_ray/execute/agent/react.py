@@ -1,4 +1,4 @@
-"""The agent loop of one task as a machine: answers and tool results in, the next step out."""
+"""The agent loop of one task as a machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Union, assert_never
 
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall
 
-#: Answers with calls over the limit after which the task fails (S-ENG-43).
-MAX_STOPS = 3
+MAX_STOPS = 3  # answers with calls over the limit before the task fails (S-ENG-43)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +27,19 @@ class ToolsReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallModel:
-    """Call the model with the whole conversation. `turn` counts from 0."""
+    """`turn` counts from 0."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTools:
-    """Call the allowed tools. The stopped calls are over the limit and only get the stop text (S-ENG-40, S-ENG-41)."""
+    """Stopped calls are over the limit and only get the stop text (S-ENG-40, S-ENG-41)."""
 
     turn: int
     allowed: Sequence[ToolCall]
     stopped: Sequence[ToolCall]
-    #: number of answers with stopped calls, including this one; one warning each (S-ENG-42)
-    stop_count: int
+    stop_count: int  # answers with stopped calls so far; one warning each (S-ENG-42)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
-    """Fail the task: the agent did not stop calling tools (S-ENG-43)."""
+    """The agent did not stop calling tools (S-ENG-43)."""
 
     tool_calls_made: int
 
@@ -63,7 +61,6 @@ StepInstruction = Union[CallModel, CallTools, Finish, Fail]  # noqa: UP007
 
 
 def stop_text(max_iterations: int) -> str:
-    """Return the result of a tool call over the limit (S-ENG-41)."""
     return (
         f"STOP: Maximum tool iterations ({max_iterations}) reached. "
         "You must provide your best final answer now based on information gathered so far."
@@ -71,8 +68,6 @@ def stop_text(max_iterations: int) -> str:
 
 
 class ReactMachine:
-    """Conversation and counters of one task's loop."""
-
     def __init__(
         self,
         *,
@@ -88,8 +83,7 @@ class ReactMachine:
             *history,
             ChatMessage(role="user", content=user_prompt),
         ]
-        #: tool calls so far, not model calls, stopped ones included (S-ENG-40, S-ENG-46)
-        self.tool_call_count = 0
+        self.tool_call_count = 0  # tool calls so far, with stopped ones (S-ENG-40, S-ENG-46)
         self._max_iterations = max_iterations
         self._has_tools = has_tools
         self._turn = 0
@@ -101,16 +95,12 @@ class ReactMachine:
         return CallModel(turn=0)
 
     def remind(self, text: str) -> StepInstruction:
-        """Refuse the last answer with that text, and call the model again."""
         self.messages.append(ChatMessage(role="user", content=text))
         self._turn += 1
         return CallModel(turn=self._turn)
 
     def ask_again(self, text: str, *, answer: str, turn: int) -> StepInstruction:
-        """Refuse the answer with the text of a guardrail, and call the model again (S-GRD-17). Counters continue.
-
-        `answer` is the answer after corrections, and `turn` the number of the next model call, which counts them.
-        """
+        """Send a guardrail's text (S-GRD-17). Counters continue; `turn` counts corrections, as in `answer`."""
         self.messages[-1] = ChatMessage(role="assistant", content=answer)
         self._turn = turn - 1
         return self.remind(text)
@@ -125,8 +115,8 @@ class ReactMachine:
                 assert_never(stimulus)
 
     def _on_answer(self, response: ChatResponse) -> StepInstruction:
-        # Without tools there is one model call, and tool calls in its answer are ignored (S-ENG-31). Else the first
-        # answer without tool calls ends the loop (S-ENG-33).
+        # Without tools, tool calls in the only answer are ignored (S-ENG-31). Else an answer without calls ends the
+        # loop (S-ENG-33).
         calls = tuple(response.tool_calls) if self._has_tools else ()
         self.messages.append(
             ChatMessage(

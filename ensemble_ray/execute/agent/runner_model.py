@@ -1,8 +1,4 @@
-"""An agent's runner as a model.
-
-Each request is an effect: its intent is recorded before, its return after. A runner that may have done its work is
-never called again silently (S-INT-54).
-"""
+"""An agent's runner as a model. A runner with an unknown outcome is never called again silently (S-INT-54)."""
 
 from __future__ import annotations
 
@@ -26,33 +22,26 @@ from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, Effect, Reasoning, TokenUsage, ToolSpec
 
-#: Characters of a failure's message.
 _LONGEST = 280
 
 
 class RunnerModel:
-    """Calls one agent's runner for one task, one answer after the other."""
-
     def __init__(self, scope: TaskScope, agent: Agent, runner: RunsTask) -> None:
         self._scope = scope
         self._runner = runner
         self._effect: Effect = effect_of_runner(runner, agent.runner_effect)
         self._turn = 0
         self._is_called = False
-        #: the runner worked, but its answer is lost, and a text replaces it (S-DUR-25)
-        self.is_lost = False
+        self.is_lost = False  # a text replaces the lost answer of a runner that did its work (S-DUR-25)
 
     @property
     def may_be_repeated(self) -> bool:
         return self._effect != "once"
 
-    # The record.
-
     def _name(self, turn: int) -> str:
         return effect_name(self._scope.order.instance, turn, RUNNER)
 
     def recall(self, turn: int) -> None:
-        """Note whether the recorded answer of a turn is a lost one."""
         scope, name = self._scope, self._name(turn)
         if (returned := scope.find_recorded(name, ToolReturned)) is not None:
             is_lost = returned.data.is_unknown
@@ -67,10 +56,7 @@ class RunnerModel:
             self.is_lost = scope.effects.is_outcome_unknown = True
 
     async def settle(self, turn: int) -> ModelEffect | None:
-        """Resolve a call before a crash: return an answer in its place, or None to call the runner.
-
-        A recorded failure is raised again, and an unknown outcome may raise `UnknownOutcomeError`.
-        """
+        """Return or raise the recorded end of an earlier call, or decide its outcome; None: call the runner."""
         scope, name = self._scope, self._name(turn)
         returned = scope.find_recorded(name, ToolReturned)
         if returned is not None and returned.data.outcome == "error":
@@ -88,13 +74,12 @@ class RunnerModel:
     async def begin(self, turn: int) -> None:
         self._turn = turn
         self._is_called = True
-        # Also before a repeated call: the journal stops a replaced process here, before the effect.
+        # Also before a repeated call: the journal stops a replaced process before the effect.
         until = Persistence.QUEUED if self._effect == "none" else Persistence.SYNCED
         intent = ToolIntended(tool_name=RUNNER, arguments="", effect=self._effect)
         await self._scope.note(self._name(turn), intent, until=until)
 
     async def note_return(self, turn: int, effect: ModelEffect) -> None:
-        """Note the return of a call; the fact of the model's answer contains its text."""
         outcome: CallOutcome = "unknown" if self.is_lost else "success"
         await self._note(turn, outcome, "", began=effect.started_at, took_s=effect.latency_s)
 
@@ -104,7 +89,6 @@ class RunnerModel:
             await self._note(self._turn, "error", text, began=began, took_s=self._scope.ports.clock.now() - began)
 
     def note_stop(self, error: BaseException) -> None:
-        """Note that a call was stopped: its recorded intent makes its outcome unknown."""
         if self._is_called and isinstance(error, asyncio.CancelledError):
             self._scope.effects.is_outcome_unknown = True
 
@@ -112,8 +96,6 @@ class RunnerModel:
         self._is_called = False
         returned = ToolReturned(outcome=outcome, text=whole_text(text), started_at=began, duration_s=max(0.0, took_s))
         await self._scope.note(self._name(turn), returned)
-
-    # The model.
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Return the whole answer; a runner has its own tools."""

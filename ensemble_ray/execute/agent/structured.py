@@ -1,8 +1,4 @@
-"""Parse the text of an answer as the declared type, with corrections by the model.
-
-There are 1 + `max_output_retries` attempts; the agent's own answer is the first (S-OUT-30). Each further attempt is one
-model call with a correction prompt (S-OUT-31), and the first one that parses ends it (S-OUT-32).
-"""
+"""Parse an answer as the declared type, with at most `max_output_retries` corrections (S-OUT-30, S-OUT-31)."""
 
 from __future__ import annotations
 
@@ -29,33 +25,23 @@ from ensemble_ray.text.answers import iter_json
 from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
 from ensemble_ray.values.task_output import OutputType, type_name
 
-#: Levels of log lines, as `logging` numbers them; the machine returns lines and does not log.
-_INFO, _WARNING = 20, 30
-#: A fenced block: its tag and its content. Tags other than json must match, too, so that fences pair correctly.
-_FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
-#: Possible start of an object or array.
-_OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
-#: Values and fenced blocks of one answer that are examined, the last ones.
-_MOST_VALUES = 100
-#: Characters of an answer without JSON in its error (S-OUT-21).
-_SHOWN = 200
-#: Mistakes that a correction prompt lists.
+_INFO, _WARNING = 20, 30  # levels as `logging` numbers them; the machine returns lines and does not log
+_FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)  # any tag, so that fences pair correctly
+_OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')  # possible start of an object or array
+_MOST_VALUES = 100  # only the last values and fenced blocks of an answer are examined
+_SHOWN = 200  # characters of an answer without JSON in its error (S-OUT-21)
 _SHOWN_MISTAKES = 20
-#: Errors of `adapter_of` for a type that pydantic does not support.
 UNKNOWN_TYPE = (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation)
-#: Earlier Python needs `TypedDict` of typing_extensions for pydantic.
-_NEEDS_BACKPORT = sys.version_info < (3, 12)
+_NEEDS_BACKPORT = sys.version_info < (3, 12)  # Pydantic needs `TypedDict` of typing_extensions
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseResult(Generic[T]):
-    """Result of parsing one text: a value, or the reason of a failure."""
+    """A parsed value, or the reason of a failure."""
 
-    #: None if parsing failed
     value: T | None = None
-    #: None if parsing succeeded
     error_message: str | None = None
 
     @property
@@ -76,14 +62,9 @@ def extract_json(raw: str | None) -> str | None:
 
 
 def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
-    """Parse a model's answer as an object of that type: the last JSON value in it that fits.
+    """Parse a model's answer as an object of that type: the last JSON value that fits.
 
-    Unknown properties are ignored unless the type itself forbids them. A bare JSON scalar is accepted
-    if it fits the type.
-
-    Args:
-        raw: The answer.
-        output_type: Any type that pydantic can validate.
+    Only the type itself can forbid unknown properties. A bare JSON scalar may fit, too.
     """
     text = (raw or "").strip()
     if not text:
@@ -96,8 +77,7 @@ def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResu
         return plain
     found = _find_values(text)
     problem: str | None = None
-    # Without an object or array, the whole text may be a bare scalar (S-OUT-21).
-    for value in reversed(found or [text]):
+    for value in reversed(found or [text]):  # without an object or array, the text may be a bare scalar (S-OUT-21)
         try:
             return ParseResult(value=cast("T", adapter.validate_json(whole_json(value))))
         except pydantic.ValidationError as error:
@@ -113,9 +93,8 @@ def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResu
 
 
 def restore_output(data: object, output_type: type[T] | UnionType) -> ParseResult[T]:
-    """Restore an object of that type from recorded JSON data."""
     try:
-        # From JSON text, which strict types accept for dates and enums, unlike Python data.
+        # Strict types accept dates and enums from JSON text, but not from Python data.
         value = adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
     except (ValueError, RecursionError, *UNKNOWN_TYPE) as error:
         return ParseResult(
@@ -137,8 +116,6 @@ def mistakes_of(error: pydantic.ValidationError) -> str:
 
 
 class StructuredTask(Protocol):
-    """The part of a task that the machine reads."""
-
     @property
     def description(self) -> str: ...
 
@@ -150,8 +127,6 @@ class StructuredTask(Protocol):
 
 
 class StructuredMachine:
-    """Decides whether an answer is accepted, is to be corrected, or was the last one."""
-
     def __init__(self, task: StructuredTask, *, agent_role: str, first_response: str | None) -> None:
         if task.output_type is None:
             msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
@@ -167,23 +142,18 @@ class StructuredMachine:
         self._parse(first_response)
 
     def next_prompt(self) -> str | None:
-        """Return the correction prompt of the next attempt; None if there is none."""
         if self._parsed.is_success or len(self._errors) >= self._attempts:
             return None
         return correction_prompt(self._output_type, problem=self._errors[-1], response=self._response)
 
     def accept(self, response: str | None) -> None:
-        """Parse the answer to the last prompt."""
         if self.next_prompt() is None:
             msg = f"Task '{self._description[:80]}': an answer came after the last attempt"
             raise IllegalStateError(msg)
         self._parse(response)
 
     def result(self, incomplete: str = "") -> object:
-        """Return the parsed object, or raise `OutputParsingError` (S-OUT-33).
-
-        `incomplete` is the problem of a last answer that was cut off, for the error.
-        """
+        """Return the parsed object, or raise `OutputParsingError` (S-OUT-33), perhaps for an `incomplete` answer."""
         if self._parsed.is_success:
             return self._parsed.value
         if self.next_prompt() is not None:
@@ -209,7 +179,7 @@ class StructuredMachine:
         )
 
     def log_lines(self) -> list[tuple[int, str]]:
-        """Return the (level, text) of log lines since the last call (S-OUT-36)."""
+        """Return and remove the (level, text) of log lines (S-OUT-36)."""
         lines, self._log = self._log, []
         return lines
 
@@ -225,11 +195,8 @@ class StructuredMachine:
         self._log.append((_WARNING, f"{subject} not parsed on {attempt}: {self._parsed.error_message}"))
 
 
-# Answers.
-
-
 def _find_values(text: str) -> list[str]:
-    """Return the JSON objects and arrays of an answer in order; those in code of other languages come first."""
+    """Return the JSON objects and arrays in order; those in code of other languages come first."""
     spans = list(deque(((each.start, each.end) for each in iter_json(text, _OPENING)), _MOST_VALUES))
     code: list[tuple[int, int]] = []
     for block in (*deque(_FENCED.finditer(text), _MOST_VALUES), None):
@@ -241,17 +208,13 @@ def _find_values(text: str) -> list[str]:
         start, end = start + len(content) - len(content.lstrip()), start + len(content.rstrip())
         looks_like_json = end - start > 1 and text[start] + text[end - 1] in {"{}", "[]"}
         if looks_like_json and all(each[1] != end for each in spans):
-            # The value is broken; a valid part of it is not the answer.
             spans = [*(each for each in spans if not start <= each[0] < end), (start, end)]
     spans.sort(key=lambda span: (span not in code, span))
     return [text[start:end] for start, end in spans]
 
 
 def _parse_plain(text: str, output_type: type[T] | UnionType, found: Sequence[str] = ()) -> ParseResult[T]:
-    """Parse an answer without a fitting object (S-LLM-50 to S-LLM-53): a text, number, or choice.
-
-    `found` are the JSON values of the answer; the value may be the only member of an object.
-    """
+    """Parse a text, number, or choice (S-LLM-50 to S-LLM-53), or the only member of an object in `found`."""
     adapter, form = adapter_of(cast("Hashable", output_type)), _form_of(cast("Hashable", output_type))
     fenced = _FENCED.fullmatch(text)
     bare = (text if fenced is None else fenced[2]).strip().strip("\"'`*").rstrip(".!").rstrip("\"'`*")
@@ -272,12 +235,9 @@ def _parse_plain(text: str, output_type: type[T] | UnionType, found: Sequence[st
     return ParseResult(error_message=f"The response is no {type_name(output_type)}: {problem}")
 
 
-# Types.
-
-
 @functools.lru_cache(maxsize=256)
 def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
-    """Return the adapter of a type, or raise one of `UNKNOWN_TYPE`. Building one takes as long as a hundred parses."""
+    """Return the adapter of a type, or raise one of `UNKNOWN_TYPE`. Building one costs a hundred parses."""
     adapter = pydantic.TypeAdapter(
         typing.cast("type[object]", _use_backport(annotation, ()) if _NEEDS_BACKPORT else annotation)
     )
@@ -288,14 +248,9 @@ def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnswerForm:
-    """Form of a type's answers, according to its JSON schema."""
-
-    #: the JSON is a string, so a text without quotes can be the answer
-    is_text: bool = False
-    #: the JSON is always an object
+    is_text: bool = False  # a text without quotes can be the answer
     is_object: bool = True
-    #: texts that the answer can be, by their case-folded form
-    choices: Mapping[str, str] = field(default_factory=dict[str, str])
+    choices: Mapping[str, str] = field(default_factory=dict[str, str])  # possible texts by their case-folded form
 
 
 @functools.lru_cache(maxsize=256)
@@ -324,9 +279,9 @@ def _alternatives(node: typing.Any, definitions: Mapping[str, typing.Any]) -> It
 
 
 def _use_backport(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
-    """Replace each `typing.TypedDict` in a type by one of typing_extensions; `within` are the enclosing ones."""
+    """Replace each `typing.TypedDict` in a type; `within` are the enclosing ones."""
     if typing.is_typeddict(annotation):
-        # Pydantic supports a backported one, and decides about one that contains itself.
+        # Pydantic supports a backported one, and decides about a recursive one.
         is_old = type(annotation).__module__ == "typing" and annotation not in within
         return _backport(annotation, within) if is_old else annotation
     arguments = typing.get_args(annotation)

@@ -1,8 +1,4 @@
-"""Decisions about delegations, before any worker starts.
-
-Calls of one turn are decided in request order, and all decisions are recorded before a worker of that turn starts
-(S-SET-45). So a limit of three delegations lets three of fifty calls pass, also if the process dies in between.
-"""
+"""Decisions about delegations. Those of a turn are recorded in order before any worker starts (S-SET-45)."""
 
 from __future__ import annotations
 
@@ -38,18 +34,13 @@ from ensemble_ray.values.messages import ToolCall, ToolSpec
 
 _log = bounded_logger(__name__)
 
-#: Expected output of every delegated task (S-HIER-23, S-DEL-3).
 EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationRefusal:
-    """Reason to refuse a delegation."""
-
-    #: for events and the response
     reason: str
-    #: advice that the model receives after the reason
-    hint: str = ""
+    hint: str = ""  # advice for the model after the reason
 
     @property
     def text(self) -> str:
@@ -57,12 +48,8 @@ class DelegationRefusal:
 
 
 class DelegationGate(ABC):
-    """Rules of one delegating task."""
-
-    #: depth of the delegating task; 0 for a task of the plan (S-DEL-11)
-    depth: int = 0
-    #: roles of possible workers, for policies (S-DEL-44)
-    roles: tuple[str, ...]
+    depth: int = 0  # 0 for a task of the plan (S-DEL-11)
+    roles: tuple[str, ...]  # possible workers, for policies (S-DEL-44)
 
     @abstractmethod
     def find(self, role: str) -> Peer | DelegationRefusal:
@@ -70,30 +57,30 @@ class DelegationGate(ABC):
 
     @abstractmethod
     def change(self, asked: Peer, role: str) -> Peer | DelegationRefusal:
-        """Return the worker after the policies, which may have changed the role (S-DEL-77, S-DEL-78, S-HIER-46)."""
+        """Return the worker after the policies changed the role (S-DEL-77, S-DEL-78, S-HIER-46)."""
 
     def approve(self, worker: Peer) -> DelegationRefusal | None:  # noqa: ARG002
-        """Check the constraints before the policies; an approved attempt counts from now on (S-HIER-41)."""
+        """Check the constraints before the policies, and count the attempt (S-HIER-41)."""
         return None
 
     def reapply_recorded(self, charged: str) -> None:  # noqa: B027
         """Count a recorded attempt for the role that it was charged to."""
 
     def record_success(self, role: str, description: str) -> str:  # noqa: ARG002
-        """Count a result of a worker. Return a notice for the model, or ""."""
+        """Count a worker's result. Return a notice for the model, or ""."""
         return ""
 
     def turn_ended(self) -> bool:
-        """Count a finished turn. Return whether there has been no progress for too many turns."""
+        """Count a turn. Return whether too many turns made no progress."""
         return False
 
     def reminder(self) -> str | None:
-        """Return a reminder for a model that finishes too early, or None."""
+        """Return a reminder for a model that finishes too early."""
         return None
 
 
 class PeerGate(DelegationGate):
-    """Rules of an agent with `allow_delegation`: no constraints, and only its limit of tool calls ends the task."""
+    """Rules of an agent with `allow_delegation`: no constraints."""
 
     def __init__(self, context: DelegationContext, *, role: str, depth: int) -> None:
         self._context = context
@@ -178,11 +165,8 @@ def _available(context: DelegationContext) -> str:
     return f"Available roles: [{', '.join(context.roles)}]"
 
 
-# The tool.
-
-
 def manager_tool(context: DelegationContext, rules: HierarchyRules, constraints: str) -> ToolSpec:
-    """Describe the manager's only tool (S-HIER-20); `constraints` describes its constraints."""
+    """Describe the manager's only tool (S-HIER-20)."""
     allowed = set(rules.allowed_workers)
     roles = [role for role in context.roles if not allowed or role in allowed]
     text = (
@@ -219,7 +203,7 @@ class DelegationCall:
 
 
 def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> DelegationCall | str:
-    """Return the arguments of a call, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
+    """Return the arguments, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
 
     def malformed(problem: str) -> str:
         return f'Error: {problem}. Call it with {{"agent_role": "...", "{text_field}": "..."}}.'
@@ -244,23 +228,15 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Delegati
     return DelegationCall(texts[0], texts[1])
 
 
-# The decisions.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationDecision:
     request: DelegationRequest
-    #: None: the call is refused
-    worker: Peer | None
-    #: time of the request, Unix time, s
-    at: float
-    #: turn and index of the call
+    worker: Peer | None  # None: refused
+    at: float  # Unix time of the request, s
     position: tuple[int, int]
-    #: role that the attempt counts for, or None
     charged: str | None = None
     refusal: DelegationRefusal | None = None
-    #: a policy failed, and the model receives an error
-    is_error: bool = False
+    is_error: bool = False  # a policy failed
 
 
 class Decisions:
@@ -271,14 +247,13 @@ class Decisions:
         self._gate = gate
         self._text_field = text_field
         self._decisions: dict[str, DelegationDecision] = {}
-        #: error texts of malformed calls
-        self._malformed: dict[str, str] = {}
+        self._malformed: dict[str, str] = {}  # error texts of malformed calls
 
     def of(self, name: str) -> DelegationDecision | str:
         return self._malformed[name] if name in self._malformed else self._decisions[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
-        """Decide these calls of a turn, by index, and commit the decisions. A recorded decision is not made again."""
+        """Decide calls of a turn, by index, and commit the decisions. Recorded decisions stay."""
         is_new = False
         for index in sorted(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
@@ -337,7 +312,7 @@ class Decisions:
         return await self._apply_policies(replace(decision, charged=worker.role), worker)
 
     async def _apply_policies(self, decision: DelegationDecision, worker: Peer) -> DelegationDecision:
-        """Evaluate the policies in order; the attempt counts for the final worker (S-DEL-41, S-HIER-46)."""
+        """Evaluate the policies; the attempt counts for the final worker (S-DEL-41, S-HIER-46)."""
         if self._context.policies:  # user code depends on the model's answer, and on earlier decisions
             await self._commit()
         for index, name in enumerate(self._context.policies):

@@ -1,7 +1,4 @@
-"""Delegations of one task: calls of the delegation tool, carried out by other agents.
-
-A worker's task has its own instance inside the call's name. A second dispatch does not repeat its recorded effects.
-"""
+"""Calls of the delegation tool of one task, carried out by other agents in tasks with their own instances."""
 
 from __future__ import annotations
 
@@ -51,11 +48,8 @@ from ensemble_ray.values.trace import TaskTrace
 from ensemble_ray.values.value import utc_of
 
 _log = bounded_logger(__name__)
-#: Time for a stopped worker to report its trace, s.
-_STOP_GRACE_S = 5.0
-#: Result if the delegating task is stopped.
+_STOP_GRACE_S = 5.0  # time for a stopped worker to report its trace, s
 _STOPPED = "Stopped before the worker completed"
-#: Result while the worker is suspended.
 _AT_GATE = "Waits for a review"
 
 
@@ -70,11 +64,9 @@ class Delegations:
         self.decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
         self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
-        #: by name of the call: attempts without a result, and started workers
-        self._open: dict[str, tuple[DelegationDecision, Peer]] = {}
+        self._open: dict[str, tuple[DelegationDecision, Peer]] = {}  # by name of the call: attempts without a result
         self._started: set[str] = set()
-        #: error of a worker that ends the delegating task, too
-        self._fatal: BaseException | None = None
+        self._fatal: BaseException | None = None  # error of a worker that also ends this task
 
     @classmethod
     def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
@@ -87,22 +79,20 @@ class Delegations:
             return cls(scope, gate, manager_tool(context, rules, rules_text(rules)))
         if not agent.allow_delegation:
             return None
-        # A manager's worker has depth 1 (S-HIER-27).
-        peer = PeerGate(context, role=agent.role, depth=order.depth)
+        peer = PeerGate(context, role=agent.role, depth=order.depth)  # a manager's worker has depth 1 (S-HIER-27)
         return cls(scope, peer, peer_tool(context, agent.role))
 
     def turn_ended(self) -> None:
-        """Count a finished turn; too many without progress raise `ManagerStalledError`."""
+        """Count a turn; too many without progress raise `ManagerStalledError`."""
         if self.gate.turn_ended():
             rules = self._scope.context.hierarchy or HierarchyRules()
             texts = [each.text for each in self._scope.effects.delegations]
             raise ManagerStalledError(rules.stall_turns, texts[-rules.stall_turns :], self._order.task.description)
 
     async def call(self, call: ToolCall, name: str) -> tuple[ToolEffect, Persistence]:
-        """Carry out the decision about a call. Return its effect, and how safe the effect's fact must be.
+        """Carry out a decision. Return the call's effect, and how safe its fact must be.
 
-        The record of the worker's output, or of a refusal, already determines the effect. Only a failure of the worker
-        must be committed here. Errors that end the delegating task, too, are raised (S-DEL-5).
+        Errors that also end this task are raised (S-DEL-5). Only a worker's failure must be committed.
         """
         decision = self.decisions.of(name)
         if isinstance(decision, str):
@@ -122,7 +112,6 @@ class Delegations:
         return _tool_effect(call, effect), Persistence.COMMITTED if effect.output is None else Persistence.QUEUED
 
     async def reapply_recorded(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
-        """Add a call with a recorded result to the trace and the counters, as when it was made."""
         decision = self.decisions.of(name)
         if isinstance(decision, str):
             return
@@ -135,14 +124,11 @@ class Delegations:
         effect.text = recorded.text
 
     def record_stop(self) -> None:
-        """Add the open attempts of a cancelled task to its trace."""
         for name, (decision, worker) in self._open.items():
             effect = self._add_effect(decision, worker.role, _STOPPED, errors=(_STOPPED,))
             if name in self._started:
                 effect.is_started, effect.instance = True, delegated_instance(name)
         self._open.clear()
-
-    # Workers.
 
     async def _perform(self, name: str, decision: DelegationDecision, worker: Peer) -> TaskResult:
         order = self._worker_order(name, decision, worker)
@@ -229,15 +215,13 @@ class Delegations:
     def _failed_result(self, order: TaskOrder, error: BaseException, trace: TaskTrace | None) -> TaskResult:
         return order.result("failed", self._scope.ports.clock.now(), failure=TaskFailure(error=error, trace=trace))
 
-    # Effects.
-
     def _refuse(self, call: ToolCall, decision: DelegationDecision, *, took_s: float | None = None) -> ToolEffect:
         refusal = decision.refusal or DelegationRefusal("")
         found = self._context.find(decision.request.agent_role)
         role = decision.request.agent_role if found is None else found.role
         effect = self._add_effect(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
         self._announce_failure(effect, refusal.reason, None)
-        # The tool succeeds if it refuses (S-EVT-14), and fails if a policy failed.
+        # a refusal is no error (S-EVT-14)
         return _tool_effect(call, effect, "error" if decision.is_error else "success")
 
     def _conclude(
@@ -269,7 +253,7 @@ class Delegations:
         raw: str | None = None,
         took_s: float | None = None,
     ) -> DelegationEffect:
-        """Add an attempt to the effects of the task; with errors it failed."""
+        """Add an attempt to the task's effects; with errors it failed."""
         took = self._scope.ports.clock.now() - decision.at if took_s is None else took_s
         response = DelegationResponse(
             task_id=decision.request.task_id,
@@ -288,11 +272,8 @@ class Delegations:
             position=decision.position,
             text=text,
         )
-        # Workers end in any order; the trace has request order (S-DEL-31).
-        insort(self._scope.effects.delegations, effect, key=lambda each: each.position)
+        insort(self._scope.effects.delegations, effect, key=lambda each: each.position)  # request order (S-DEL-31)
         return effect
-
-    # Events.
 
     def _announce_start(self, decision: DelegationDecision, worker: Peer) -> None:
         self._scope.emit(
@@ -352,7 +333,7 @@ def _tool_effect(call: ToolCall, effect: DelegationEffect, outcome: CallOutcome 
 
 
 def _fatal_error(result: TaskResult) -> BaseException | None:
-    """Return the error of a worker that ends the delegating task, too, or None (S-DEL-5)."""
+    """Return the error of a worker that also ends the delegating task, or None (S-DEL-5)."""
     error = result.error
     if result.status == "exited":
         return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)

@@ -1,8 +1,4 @@
-"""Ask a person at a terminal (S-REV-44 to S-REV-48).
-
-All questions of this process share the terminal, one after the other. A question that timed out or was
-cancelled does not consume the answer to the next one.
-"""
+"""Ask at a terminal, one question after the other (S-REV-44 to S-REV-48). Ended questions consume no answer."""
 
 from __future__ import annotations
 
@@ -38,17 +34,14 @@ _log = bounded_logger(__name__)
 _RULE = "== Review Required " + "=" * 41
 _MOST_DESCRIPTION = 200
 _MOST_OUTPUT = 500
-#: Interval at which a reader checks for a cancelled question, s.
-_TICK_S = 0.2
+_TICK_S = 0.2  # interval of checks for a cancelled question, s
 _CHOICES = "[c] Continue  [e] Edit  [x] Exit early"
-#: Words of the choices (S-REV-46). Other words have no effect.
-_CONTINUE = frozenset({"c", "y", "yes", "continue", "approve"})
+_CONTINUE = frozenset({"c", "y", "yes", "continue", "approve"})  # other words have no effect (S-REV-46)
 _EDIT = frozenset({"e", "edit"})
 _EXIT = frozenset({"x", "n", "no", "q", "exit"})
 _HELP = (
     f"Type one of these words: {', '.join(sorted(_CONTINUE))}; {', '.join(sorted(_EDIT))}; {', '.join(sorted(_EXIT))}."
 )
-#: Names of the timeout actions in the countdown.
 _COMING = {"continue": "auto-c", "exit_early": "auto-x", "fail": "auto-fail"}
 
 
@@ -66,11 +59,10 @@ class ConsoleReviewHandler:
         """Create a handler. The streams are called for each request; `now` is monotonic time, s."""
         self._input = input
         self._output = output
-        self._lines = lines or _line_source
+        self._lines = lines or _Lines.of
         self._now = now
 
     def warn_without_terminal(self) -> None:
-        """Warn if standard input is the console but no terminal, so that no person can answer."""
         stream = self._input()
         if stream is sys.stdin and not is_terminal(stream):
             _log.warning(
@@ -106,7 +98,6 @@ class _Question:
     output: TextIO
     lines_of: Callable[[TextIO], LineSource]
     now: Callable[[], float]
-    #: set when the caller was cancelled
     is_cancelled: threading.Event
 
     def ask(self) -> ReviewDecision:
@@ -130,7 +121,6 @@ class _Question:
         return decision_at_timeout(self.request, limit_s or 0.0)
 
     def _edit(self) -> ReviewDecision:
-        """Read the new text, without a time limit."""
         self._show("New text: ")
         text = None
         while text is None and not self.is_cancelled.is_set():
@@ -140,7 +130,7 @@ class _Question:
         return Edit((text or "").rstrip("\r\n"))
 
     def _read_choice(self, ends_at: float | None) -> str | None:
-        """Return a line, while the prompt counts down; None: there was no line in time."""
+        """Return a line during the countdown; None: no line in time."""
         shown = ""
         while not self.is_cancelled.is_set():
             left_s = None if ends_at is None else ends_at - self.now()
@@ -167,13 +157,11 @@ class _Question:
         return line
 
     def _show(self, text: str) -> None:
-        # Escape characters that the terminal lacks (S-LLM-34).
         self.output.write(escape_unencodable(text, getattr(self.output, "encoding", None)))
         self.output.flush()
 
 
 def _header(request: ReviewRequest) -> str:
-    """Return the text above a question (S-REV-44)."""
     lines = ["", _RULE, f"Task:   {_cut(request.task_description, _MOST_DESCRIPTION)}"]
     if request.task_output.strip():
         lines.append(f"Output: {_cut(request.task_output, _MOST_OUTPUT)}")
@@ -189,10 +177,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
-    """Return the decision without an answer, which never lets the run continue (S-REV-46).
-
-    `ReviewTimeoutError` fails the task; if a tool asked, its model receives the error.
-    """
+    """Return a decision that ends the run (S-REV-46), or raise `ReviewTimeoutError` for the task or asking tool."""
     is_question = request.timing is ReviewTiming.DURING_EXECUTION and request.ends_run
     if request.on_timeout is OnTimeoutAction.FAIL or (is_question and request.on_timeout is OnTimeoutAction.CONTINUE):
         raise ReviewTimeoutError(f"Review gate has no answer: {reason} (on_timeout={request.on_timeout})")
@@ -200,12 +185,7 @@ def _unanswered(request: ReviewRequest, reason: str) -> ReviewDecision:
     return ExitEarly(timed_out=True)
 
 
-# Readers.
-
-
 class LineSource(Protocol):
-    """Reads lines of a person or a program, one at a time."""
-
     def read(self, stream: TextIO, timeout_s: float) -> str | None:
         """Return the next line with its end, `""` at the end of input, None at the timeout; or raise `OSError`."""
         ...
@@ -214,14 +194,20 @@ class LineSource(Protocol):
 
 
 class _Lines:
-    """Lines of a stream. A terminal is read when it has a line; another stream is read by a thread on request."""
+    """A terminal is read when it has a line; a thread reads other streams on request."""
 
     def __init__(self, *, can_select: bool) -> None:
         self._can_select = can_select
-        #: lines that were put back
         self._kept: list[str] = []
         self._read_lines: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self._is_reading = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> LineSource:
+        source = _sources.get(stream)
+        if source is None:
+            source = _sources[stream] = cls(can_select=os.name != "nt" and is_terminal(stream))
+        return source
 
     def put_back(self, line: str) -> None:
         self._kept.append(line)
@@ -232,9 +218,16 @@ class _Lines:
         if self._can_select:
             ready, _, _ = select.select([stream], [], [], timeout_s)
             return stream.readline() if ready else None
+
+        def read_one() -> None:
+            try:
+                self._read_lines.put(stream.readline())
+            except (OSError, ValueError) as error:
+                self._read_lines.put(error)
+
         if not self._is_reading:
             self._is_reading = True
-            threading.Thread(target=self._read_one, args=(stream,), name="ensemble-ray-console", daemon=True).start()
+            threading.Thread(target=read_one, name="ensemble-ray-console", daemon=True).start()
         try:
             line = self._read_lines.get(timeout=timeout_s)
         except queue.Empty:  # the thread keeps reading, for the next question
@@ -244,19 +237,6 @@ class _Lines:
             raise line
         return line
 
-    def _read_one(self, stream: TextIO) -> None:
-        try:
-            self._read_lines.put(stream.readline())
-        except (OSError, ValueError) as error:
-            self._read_lines.put(error)
-
 
 _sources: WeakKeyDictionary[TextIO, LineSource] = WeakKeyDictionary()
 after_fork(_sources.clear)
-
-
-def _line_source(stream: TextIO) -> LineSource:
-    source = _sources.get(stream)
-    if source is None:
-        source = _sources[stream] = _Lines(can_select=os.name != "nt" and is_terminal(stream))
-    return source

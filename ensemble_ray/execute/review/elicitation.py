@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
     from mcp_types import InputResponse
 
-#: Characters of a task's description and output in a form.
-_SHOWN_TASK, _SHOWN_OUTPUT = 500, 4000
+_SHOWN_TASK, _SHOWN_OUTPUT = 500, 4000  # characters of a task's description and output in a form
 
-#: Schema of the form; MCP allows only flat objects of plain fields.
+#: MCP allows only flat objects of plain fields.
 GATE_FORM: Mapping[str, object] = {
     "type": "object",
     "properties": {
@@ -39,35 +38,24 @@ GATE_FORM: Mapping[str, object] = {
 
 
 class ShownGate(Protocol):
-    """The part of an open gate that a form shows."""
-
     @property
     def task_description(self) -> str: ...
 
     @property
-    def task_output(self) -> str:
-        """Output of the task; empty before the task."""
-        ...
+    def task_output(self) -> str: ...
 
     @property
-    def prompt(self) -> str | None:
-        """Question of the team to the reviewer."""
-        ...
+    def prompt(self) -> str | None: ...
 
     @property
-    def required_role(self) -> str | None:
-        """Role of the reviewer."""
-        ...
+    def required_role(self) -> str | None: ...
 
     @property
     def expires_at(self) -> datetime | None: ...
 
 
 def shows_forms(context: ServerRequestContext[dict[str, Any]]) -> bool:
-    """Whether the client of a call can show forms.
-
-    A client that declares no kind of elicitation can show forms; one that declares only URLs cannot.
-    """
+    """Whether a client can show forms: it declares forms, or no kind of elicitation."""
     capabilities = context.session.client_capabilities
     elicitation = None if capabilities is None else capabilities.elicitation
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
@@ -91,10 +79,7 @@ def gate_message(gate: ShownGate) -> str:
 
 
 def read_client_answer(answer: InputResponse | None) -> ReviewDecision | None:
-    """Return the user's decision; None: the gate stays open.
-
-    Declining the form ends the run. Closing it, or leaving it incomplete, has no effect.
-    """
+    """Return the user's decision; declining ends the run. None: closed or incomplete, so the gate stays open."""
     if not isinstance(answer, ElicitResult):
         return None
     if answer.action == "decline":

@@ -1,4 +1,4 @@
-"""Review gates before and after a task: their questions, facts, and decisions."""
+"""Review gates before and after a task."""
 
 from __future__ import annotations
 
@@ -39,12 +39,9 @@ from ensemble_ray.values.reviews import (
 from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.value import utc_of
 
-#: Service of the driver that asks.
-REVIEW_SERVICE = "review"
-#: Reviewer of a decision at a timeout.
-TIMEOUT = "(timeout)"
-#: Edits of a wrong type after which the task fails; a detached run has no limit.
-_MOST_TRIES = 3
+REVIEW_SERVICE = "review"  # service of the driver that asks
+TIMEOUT = "(timeout)"  # reviewer of a decision at a timeout
+_MOST_TRIES = 3  # edits of a wrong type before the task fails; a detached run has no limit
 _BY_POLICY = Review()
 
 
@@ -54,9 +51,6 @@ class ReviewOpenError(ExitEarlyError):
     def __init__(self, reviews: Sequence[OpenReview]) -> None:
         super().__init__("A review is open")
         self.reviews = tuple(reviews)
-
-
-# The gates of a task.
 
 
 def review_before(order: TaskOrder, context: RunContext) -> Review | None:
@@ -85,12 +79,11 @@ def _has_gates(order: TaskOrder, context: RunContext) -> bool:
 @dataclass(frozen=True, slots=True)
 class ReviewedOutput:
     output: TaskOutput
-    #: the gate ended the run for this reason; None: the run continues
-    exit_reason: ExitReason | None = None
+    exit_reason: ExitReason | None = None  # reason if the gate ended the run
 
 
 async def review_before_task(scope: TaskScope) -> None:
-    """Ask whether a task may start, unless its end is recorded; the decision may end the run (S-REV-30)."""
+    """Ask whether a task may start, unless its end is recorded; may end the run (S-REV-30)."""
     review = review_before(scope.order, scope.context)
     if review is None and not scope.recorded_facts:
         return
@@ -108,7 +101,7 @@ async def review_before_task(scope: TaskScope) -> None:
 
 
 async def review_output(scope: TaskScope, output: TaskOutput) -> ReviewedOutput:
-    """Ask about an output, and apply the decision: the output stays even if the run ends (S-REV-31, S-REV-32)."""
+    """Ask about an output, which stays even if the decision ends the run (S-REV-31, S-REV-32)."""
     review = review_after(scope.order, scope.context)
     if review is None and not scope.recorded_facts:
         return ReviewedOutput(output)
@@ -151,7 +144,7 @@ async def review_output(scope: TaskScope, output: TaskOutput) -> ReviewedOutput:
 
 
 def _name_after(scope: TaskScope, number: int = 0) -> str:
-    """Return the name of the gate after a task; each refused edit opens the next one."""
+    """Each refused edit opens the next gate."""
     return effect_name(scope.order.instance, number, "after-review")
 
 
@@ -168,31 +161,28 @@ def _request(scope: TaskScope, review: Review, timing: ReviewTiming, output: str
 
 
 def describe_misfit(text: str, output_type: OutputType | None) -> str:
-    """Return why an edit is refused, as its reviewer reads it; empty: it fits the type of the task (S-REV-136)."""
+    """Return why an edit is refused, for its reviewer; "": it fits (S-REV-136)."""
     if output_type is None or (why := parse_output(text, output_type).error_message) is None:
         return ""
     why = why.replace("in response", "in the text") if text.strip() else "the text is empty"
     return f"The edit was refused, since it must fit {type_name(output_type)}: {why.rstrip('.')}."
 
 
-# Recorded gates.
-
-
 def is_not_review(fact: Fact) -> bool:
-    """Whether a fact belongs to the time of the task's work; reviewers may take days (S-REV-118)."""
+    """Whether a fact counts for the task's work time; reviewers may take days (S-REV-118)."""
     return not isinstance(fact.data, LossAccepted | ReviewRequested | ReviewDecided)
 
 
 def work_ended_at(scope: TaskScope) -> float:
-    """Return the end of the work of a task with an answer: now, or when an earlier process opened the gate."""
+    """Return now, or the time at which an earlier process opened the gate."""
     asked = scope.find_recorded(_name_after(scope), ReviewRequested)
     return scope.ports.clock.now() if asked is None else asked.at
 
 
 def recorded_exit(facts: Mapping[tuple[str, str], Fact], instance: str) -> ExitReason | None:
-    """Return why the gate after a task with a recorded output ended the run; None: the run continued."""
+    """Return why the gate after a recorded output ended the run; None: it continued."""
     exited = find_fact(facts, instance, ExitRecorded)
-    # A task without budget has an output only if the run was resumed after that.
+    # A task without budget has an output only if the run was resumed later.
     if exited is None or exited.data.reason is ExitReason.BUDGET_EXHAUSTED:
         return None
     return exited.data.reason
@@ -201,7 +191,7 @@ def recorded_exit(facts: Mapping[tuple[str, str], Fact], instance: str) -> ExitR
 def review_entry(
     asked: ReviewRequested, asked_at: float, decided: ReviewDecided | None, decided_at: float
 ) -> Mapping[str, object]:
-    """Return the trace entry of a gate, with times in Unix time, s; without a decision, the gate is open."""
+    """Return the trace entry of a gate, with Unix times, s; without a decision it is open."""
     entry: dict[str, object] = {"review_id": asked.review_id, "timing": asked.timing.value}
     if asked.prompt is not None:
         entry["prompt"] = asked.prompt
@@ -220,19 +210,13 @@ def review_entry(
     return entry
 
 
-# Decisions.
-
-
 def review_id_of(run_id: str, name: str) -> str:
-    """Return the id of a gate, which is unique in the store and the same when the gate asks again."""
+    """Return the id of a gate: unique in the store, and stable."""
     return uuid_of(f"{run_id}/{name}/review")
 
 
 async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) -> ReviewDecision:
-    """Return the decision at a gate with that name; the ids of the request are filled in here.
-
-    A timeout may raise `ReviewTimeoutError`. In a detached run, an open gate raises `ReviewOpenError` (S-REV-115).
-    """
+    """Return a gate's decision; fills in the request's ids. May raise `ReviewTimeoutError`, `ReviewOpenError`."""
     clock, run_id = scope.ports.clock, scope.order.run_id
     request = request.replace(review_id=review_id_of(run_id, name), run_id=run_id)
     asked, decided = scope.find_recorded(name, ReviewRequested), scope.find_recorded(name, ReviewDecided)
@@ -245,7 +229,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
         closed = replace(asked.data, detached=False)
         if not is_detached:  # no decision from outside is accepted from here on
             await scope.note(name, closed, until=Persistence.COMMITTED, at=asked_at)
-        # A decision since the facts were read: so there is one decision for all readers (S-REV-128).
+        # All readers must see the same decision, also one after the facts were read (S-REV-128).
         known = await scope.ports.journal.lookup_recorded(scope.order.instance)
         decided = find_fact(known, name, ReviewDecided)
         if decided is not None and is_detached:  # the work after the gate starts now
@@ -263,20 +247,18 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
             raise ReviewOpenError([question.open_since(run_id, asked_at)])
         else:
             if asked is None:
-                # Commits the task's work so far: a reviewer must not see work that a resumed run would lack.
+                # A reviewer must not see work that a resumed run would lack.
                 await scope.note(name, question, until=Persistence.COMMITTED)
             elif limit_s is not None:
                 request = request.replace(timeout=timedelta(seconds=asked_at + limit_s - clock.now()))
             answer = await _ask(scope, request)
         decision, decided_at = ReviewDecided.of(answer), clock.now()
-        # On disk: no person decides twice.
         await scope.note(name, decision, until=Persistence.SYNCED)
     scope.effects.reviews.append(review_entry(question, asked_at, decision, decided_at))
     return decision.answer.decision
 
 
 async def _ask(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:
-    """Ask in the process that started or resumed the run."""
     driver = scope.ports.services.driver
     if driver is not None:
         payload = request.model_dump(mode="json")
@@ -288,6 +270,5 @@ async def _ask(scope: TaskScope, request: ReviewRequest) -> ReviewAnswer:
 
 
 async def answer_review(reviewer: Reviewer, payload: Mapping[str, object]) -> Mapping[str, object]:
-    """Ask for a task of another process, in the process that has the reviewer."""
     request = ReviewRequest(**cast("Mapping[str, Any]", payload))
     return (await reviewer.ask(request)).to_data()

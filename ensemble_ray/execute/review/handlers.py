@@ -1,4 +1,4 @@
-"""Review handlers of the library (S-REV-40 to S-REV-42), and the reviewer that calls a run's handler."""
+"""Review handlers of the library (S-REV-40 to S-REV-42), and the caller of a run's handler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from ensemble_ray.values.reviews import (
 )
 
 _log = bounded_logger(__name__)
-#: Answer at the gates that were not asked because the run was ending.
-_NOT_ASKED = ReviewAnswer(decision=Continue(), by="(run ending)")
+_NOT_ASKED = ReviewAnswer(decision=Continue(), by="(run ending)")  # if a gate was not asked since the run was ending
 
 
 class ReviewHandler(ABC):
@@ -89,13 +88,12 @@ class AutoApproval(ReviewHandler):
 
 
 class NotifyingHandler:
-    """Calls notifiers for each request, one after the other, and then a handler. Implements `Reviewing`."""
+    """Calls notifiers one after the other, then a handler. Implements `Reviewing`."""
 
     def __init__(self, handler: object, notifiers: tuple[object, ...]) -> None:
         self._handler = handler
         self._notifiers = notifiers
-        #: copied from the handler (S-WEB-58, S-WEB-51)
-        self.is_concurrent = bool(getattr(handler, "is_concurrent", False))
+        self.is_concurrent = bool(getattr(handler, "is_concurrent", False))  # copied (S-WEB-58, S-WEB-51)
         self.default_review: Review | None = getattr(handler, "default_review", None)
 
     async def review(self, request: ReviewRequest, /) -> ReviewDecision:
@@ -112,19 +110,13 @@ def _call_handler(handler: object, request: ReviewRequest) -> Awaitable[object]:
 
 
 class LocalReviewer:
-    """Calls the handler of one run. Implements `Reviewer`."""
-
     def __init__(self, handler: object) -> None:
         self._handler = handler
         self._turn = asyncio.Lock()
-        #: set when a decision has ended the run
-        self._ending = asyncio.Event()
+        self._ending = asyncio.Event()  # set when a decision has ended the run
 
     async def ask(self, request: ReviewRequest) -> ReviewAnswer:
-        """Call the handler for one request after the other, or for several together if it is concurrent.
-
-        Requests without `ends_run` do not wait for others.
-        """
+        """Call the handler for one request at a time if it is not concurrent; others than `ends_run` do not wait."""
         if not request.ends_run:
             return await self._answer(request)
         is_concurrent = getattr(self._handler, "is_concurrent", False)
@@ -137,7 +129,7 @@ class LocalReviewer:
             return answer
 
     async def _answer_unless_ending(self, request: ReviewRequest) -> ReviewAnswer:
-        """Ask while other gates are open; the first decision that ends the run answers them all."""
+        """Ask; the first decision that ends the run answers all open gates."""
         loop = asyncio.get_running_loop()
         asking, ending = loop.create_task(self._answer(request)), loop.create_task(self._ending.wait())
         try:

@@ -1,7 +1,4 @@
-"""Notify people of open reviews (S-REV-71).
-
-A notifier is any callable of a `ReviewRequest`, sync or async. Its errors are logged and do not affect the gate.
-"""
+"""Notify people of open reviews (S-REV-71). Errors of a notifier are logged and do not affect the gate."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from ensemble_ray.values.reviews import ReviewRequest
 
 _log = bounded_logger(__name__)
 _MOST_DESCRIPTION = 200
-#: Most time to connect, and for the whole exchange, s.
-_LIMIT_S = 10.0
+_LIMIT_S = 10.0  # for the connection and for the whole exchange, s
 _FIRST_ERROR = 400
 
 
@@ -51,24 +47,20 @@ class SlackNotifier:
         return "ReviewNotifier.slack(...)"
 
     async def __call__(self, request: ReviewRequest, /) -> None:
+        task = request.task_description
+        lines = [f"Review required: {task if len(task) <= _MOST_DESCRIPTION else f'{task[:_MOST_DESCRIPTION]}...'}"]
+        if request.required_role is not None:
+            lines.append(f"Role: {request.required_role}")
+        if request.prompt is not None:
+            lines.append(f"Prompt: {request.prompt}")
+        lines.append("Timeout: none" if request.timeout_s is None else f"Timeout: {request.timeout_s:g} s")
         limits = aiohttp.ClientTimeout(total=_LIMIT_S, connect=_LIMIT_S)
         try:
             async with (
                 aiohttp.ClientSession(timeout=limits) as session,
-                session.post(self._url, json={"text": _message(request)}) as response,
+                session.post(self._url, json={"text": "\n".join(lines)}) as response,
             ):
                 if response.status >= _FIRST_ERROR:
                     _log.warning("A review notification was refused with status %d", response.status)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             _log.warning("A review notification could not be sent: %s", tls_flaw(error) or type(error).__name__)
-
-
-def _message(request: ReviewRequest) -> str:
-    task = request.task_description
-    lines = [f"Review required: {task if len(task) <= _MOST_DESCRIPTION else f'{task[:_MOST_DESCRIPTION]}...'}"]
-    if request.required_role is not None:
-        lines.append(f"Role: {request.required_role}")
-    if request.prompt is not None:
-        lines.append(f"Prompt: {request.prompt}")
-    lines.append("Timeout: none" if request.timeout_s is None else f"Timeout: {request.timeout_s:g} s")
-    return "\n".join(lines)

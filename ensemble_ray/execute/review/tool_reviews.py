@@ -1,7 +1,4 @@
-"""Review handler for the tools of one call: their questions are gates of the task.
-
-The questions of a call are numbered, so that a repeated call finds the answers to its questions.
-"""
+"""Review handler for the tools of one call. Its questions are numbered, so a repeated call finds the answers."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ def _gate_name(call: str, number: int) -> str:
 
 
 def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> ToolReviews | None:
-    """Return the handler for a call, by its effect's name; None: there is no reviewer, and no recorded decision.
-
-    The call's time limits are paused while a question is open (S-REV-88).
-    """
+    """Return a call's handler, which pauses its time limits (S-REV-88); None: no reviewer, no decision."""
     if scope.context.review_policy is None:
         was_asked = scope.recorded_facts and scope.find_recorded(_gate_name(call, 0), ReviewDecided) is not None
         if not was_asked:
@@ -35,10 +29,7 @@ def tool_reviews(scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> To
 
 
 def can_repeat_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool:
-    """Whether a started call stopped at a gate without later effects, so that it is repeated (S-REV-89, S-REV-117).
-
-    `asks_first` is whether the tool has no effect before its first gate.
-    """
+    """Whether to repeat a call that stopped at a gate without other effects (S-REV-89, S-REV-117)."""
     if not scope.recorded_facts:
         return False
     newest, asked = 0, scope.find_recorded(_gate_name(call, 0), ReviewRequested)
@@ -51,13 +42,12 @@ def can_repeat_at_gate(scope: TaskScope, call: str, *, asks_first: bool) -> bool
     decided = scope.find_recorded(_gate_name(call, newest), ReviewDecided)
     if decided is None:
         return True
-    # The decision was made from outside, and the call has not been repeated since.
     intent = scope.find_recorded(call, ToolIntended)
     return decided.data.outside and (intent is None or intent.seq < decided.seq)
 
 
 class ToolReviews:
-    """Asks for one call of a tool. Implements `Reviewing`, and `ThreadReviewing` for tools that run in threads."""
+    """Asks for one call. Implements `Reviewing`, and `ThreadReviewing` for tools in threads."""
 
     def __init__(self, scope: TaskScope, call: str, limits: Sequence[TimeLimit]) -> None:
         self._scope = scope
@@ -65,17 +55,13 @@ class ToolReviews:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._asked = 0
-        #: decisions of this process by gate; the scope only has earlier ones
-        self._decisions: dict[str, ReviewDecision] = {}
-        #: questions that threads of the call wait for; None: the call has ended
-        self._open: set[Future[ReviewDecision]] | None = set()
-        #: guards `_open`: the call may end while a thread starts a question
-        self._lock = threading.Lock()
-        #: open gates at which the call was suspended
-        self._open_gates: list[OpenReview] = []
+        self._decisions: dict[str, ReviewDecision] = {}  # of this process, by gate
+        self._open: set[Future[ReviewDecision]] | None = set()  # of waiting threads; None: the call has ended
+        self._lock = threading.Lock()  # guards `_open`: the call may end while a thread starts a question
+        self._open_gates: list[OpenReview] = []  # gates that suspended the call
 
     def restart(self) -> None:
-        """Restart the numbering: a repeated call asks the same questions."""
+        """Restart the numbering for a repeated call."""
         self._asked = 0
 
     async def review(self, request: ReviewRequest) -> ReviewDecision:
@@ -98,7 +84,7 @@ class ToolReviews:
         return decision
 
     def review_from_thread(self, request: ReviewRequest) -> ReviewDecision:
-        """Ask from a thread, and block it until the decision; the end of the call raises `CancelledError`."""
+        """Block a thread until the decision; the end of the call raises `CancelledError`."""
         with self._lock:
             if self._open is None:
                 raise CancelledError
@@ -112,13 +98,13 @@ class ToolReviews:
                     self._open.discard(asking)
 
     def close(self) -> None:
-        """Cancel open questions, and refuse further ones: the call has ended."""
+        """End the call: cancel open questions, and refuse further ones."""
         with self._lock:
             left, self._open = self._open or (), None
         for asking in left:
             asking.cancel()
 
     def check_decided(self) -> None:
-        """Raise `ReviewOpenError` again if the call was suspended, even if the tool caught the error."""
+        """Raise `ReviewOpenError` again if the call was suspended, even if the tool caught it."""
         if self._open_gates:
             raise ReviewOpenError(self._open_gates)

@@ -1,4 +1,4 @@
-"""Tool calls of a task: the agent's tool set, the record around each call, events, and parallel calls."""
+"""Tool calls of a task: tool set, record, events, and parallel calls."""
 
 from __future__ import annotations
 
@@ -48,14 +48,11 @@ from ensemble_ray.values.messages import (
 )
 
 _log = bounded_logger(__name__)
-#: How often one tool may ask the model of one task to try again (S-TOOL-54).
-MOST_TRIES = 3
+MOST_TRIES = 3  # most times that one tool may ask the model to try again (S-TOOL-54)
 _NO_TOOLS = ResolvedTools()
 
 
 class ToolCalls:
-    """Resolves and calls the tools of one task."""
-
     def __init__(
         self, scope: TaskScope, tools: ResolvedTools, delegations: Delegations | None, model: ChatModel | None
     ) -> None:
@@ -63,26 +60,21 @@ class ToolCalls:
         self._model = model
         self._order = scope.order
         self._tools = tools
-        #: None: the agent cannot delegate
         self.delegations = delegations
         self._metrics = GuardedToolMetrics(scope.ports.tool_metrics)
-        #: calls of the turn that have not returned
         self._open = 0
-        #: (tool, arguments) of calls that may be in a lost part of the record; the model was warned
-        self._warned: set[tuple[str, str]] = set()
-        #: how often each tool has asked the model to try again
-        self._tries: Counter[str] = Counter()
-        #: tools that the model sees; the delegation tool comes first (S-TOOL-30)
+        self._warned: set[tuple[str, str]] = set()  # possibly lost ones that the model was warned of
+        self._tries: Counter[str] = Counter()  # requests of each tool to try again
+        #: visible to the model; the delegation tool comes first (S-TOOL-30)
         self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
 
     @classmethod
     async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
-        """Return the tools of an agent; dynamic providers are expanded once, now (S-TOOL-32)."""
+        """Return the tools of an agent; dynamic providers are expanded once (S-TOOL-32)."""
         delegations = Delegations.of(scope, agent)
         reserved = () if delegations is None else (delegations.spec.name,)
         tools = _NO_TOOLS
         if agent.tools:
-            # A provider may offer other tools if a person can answer.
             context = ToolContext(agent_role=scope.order.agent_role, review_handler=tool_reviews(scope, "", ()))
             with use_tool_context(context):
                 tools = resolve_tools(await expand_providers(agent.tools), reserved=reserved)
@@ -91,26 +83,29 @@ class ToolCalls:
         return cls(scope, tools, delegations, agent.llm)
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
-        """Run the calls of one turn in parallel. Return (effect, text for the model) in request order.
-
-        A tool may end the run (S-TOOL-85). If calls wait at open gates, `ReviewOpenError` follows the others (S-REV-115).
-        """
+        """Run a turn's calls in parallel; return (effect, text for the model) in order. May end the run."""
         if not calls:
             return []
         resolved = await self._resolve_recorded(calls, turn)
+
+        async def call_to_gate(index: int, call: ToolCall) -> ToolEffect | ReviewOpenError:
+            try:
+                return resolved.get(index) or await self._call(
+                    call, effect_name(self._order.instance, turn, f"call-{index}")
+                )
+            except ReviewOpenError as suspended:  # other errors of the turn have precedence
+                return suspended
+
         self._open = len(calls) - len(resolved)
         self._scope.slot.begin(self._open)
         try:
             await self._decide_delegations(calls, turn, resolved)
             ended = await call_batch(
-                [
-                    partial(self._call_to_gate, call, turn, index, resolved.get(index))
-                    for index, call in enumerate(calls)
-                ],
+                [partial(call_to_gate, index, call) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
-                # Workers and persons may take hours; the ensemble and the gate have limits for them (S-TOOL-83).
-                limit_s=None if any(map(self._may_take_long, calls)) else BATCH_LIMIT_S,
+                # Workers and persons have their own limits (S-TOOL-83).
+                limit_s=None if any(map(self._is_delegation, calls)) or self._may_ask(calls) else BATCH_LIMIT_S,
             )
         except IllegalStateError as error:  # a tool is configured wrongly (S-ENG-58)
             role = self._order.agent_role
@@ -127,17 +122,14 @@ class ToolCalls:
             self._announce(effect)
         limit = self._scope.context.max_tool_output_length
         return [
-            # The library's text about an unknown outcome stays complete.
             (effect, effect.text if effect.outcome == "unknown" else truncate_output(effect.text, limit))
             for effect in effects
         ]
 
-    # Before the calls.
-
     async def _resolve_recorded(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
-        """Return the calls to skip, by index: those with recorded results (S-DUR-22), unknown tools, unknown outcomes.
+        """Return calls to skip, by index: recorded results (S-DUR-22), unknown tools, unknown outcomes.
 
-        They are resolved one after the other, before any call: a person may have to decide, and the task may fail.
+        They are resolved before any call: a person may have to decide, and the task may fail.
         """
         resolved: dict[int, ToolEffect] = {}
         warned: set[tuple[str, str]] = set()
@@ -187,33 +179,31 @@ class ToolCalls:
     def _is_delegation(self, call: ToolCall) -> bool:
         return self.delegations is not None and call.name == self.delegations.spec.name
 
-    def _may_take_long(self, call: ToolCall) -> bool:
-        bound = self._tools.get(call.name)
-        if isinstance(bound, BoundAgentTool):
-            may_ask = isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
-        else:
-            may_ask = bound is not None and bound.asks_first
-        return self._is_delegation(call) or (may_ask and self._scope.context.review_policy is not None)
-
-    # The calls.
-
-    async def _call_to_gate(
-        self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None
-    ) -> ToolEffect | ReviewOpenError:
-        """Return an open gate as a value: other errors of the turn have precedence."""
-        try:
-            return resolved or await self._call(call, effect_name(self._order.instance, turn, f"call-{index}"))
-        except ReviewOpenError as suspended:
-            return suspended
+    def _may_ask(self, calls: Sequence[ToolCall]) -> bool:
+        """Return whether a tool of these calls may ask a reviewer."""
+        if self._scope.context.review_policy is None:
+            return False
+        return any(
+            isinstance(bound.tool, AbstractAgentTool | ContextAgentTool)
+            if isinstance(bound, BoundAgentTool)
+            else bound is not None and bound.asks_first
+            for bound in [self._tools.get(call.name) for call in calls]
+        )
 
     async def _call(self, call: ToolCall, name: str) -> ToolEffect:
         if self.delegations is not None and self._is_delegation(call):
-            return await self._delegate(self.delegations, call, name)
+            try:  # without an intent, since the decision is recorded
+                effect, until = await self.delegations.call(call, name)
+            finally:
+                self._open -= 1
+                self._scope.slot.end()
+            await self._scope.note(name, _result_of(effect), until=until)
+            return effect
         bound = cast("BoundTool", self._tools.get(call.name))  # calls of unknown tools are resolved
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also before a repeated call: the journal stops a replaced process here, before the effect (S-DUR-3). A tool
-        # that only reads does not wait: its intent shares the commit of its result.
+        # Also before a repeated call: the journal stops a replaced process (S-DUR-3). A read's intent shares the commit
+        # of its result.
         await self._scope.note(
             name,
             ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
@@ -243,28 +233,13 @@ class ToolCalls:
             asks_again=outcome.asks_again,
             repairs=outcome.repairs,
         )
-        # The next model call may leave before the result of a read is committed; a listener hears of it afterwards. The
-        # commit of a turn's last result commits the others.
-        is_read = bound.effect == "none"
+        is_read = bound.effect == "none"  # the next model call may precede the commit of a read
         can_wait = is_read and (self._open > 0 or not self._scope.ports.events.wants(ToolCallEvent))
         await self._scope.note(name, _result_of(effect), until=Persistence.SOON if can_wait else Persistence.COMMITTED)
         return effect
 
-    async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
-        """Delegate without an intent: the decision is recorded, and a repetition has no further effects."""
-        try:
-            effect, until = await delegations.call(call, name)
-        finally:
-            self._open -= 1
-            self._scope.slot.end()
-        await self._scope.note(name, _result_of(effect), until=until)
-        return effect
-
     def _note_exit(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
-        """Keep a call that ended the run for the fact of that end (S-DUR-138); it has no event.
-
-        A call without budget is not one of them: with a larger budget it is made again.
-        """
+        """Keep a call that ended the run (S-DUR-138), except for its budget: that call is repeated."""
         effects = self._scope.effects
         if isinstance(exit_early, BudgetExhaustedError) or any(effects.early_exit):
             return
@@ -279,7 +254,6 @@ class ToolCalls:
         effects.models[-1].tools.append(effect)
 
     def _bound_tries(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
-        """Fail a tool that has asked the model to try again too often (S-TOOL-54)."""
         if not outcome.asks_again:
             return outcome
         if self._tries[call.name] < MOST_TRIES:
@@ -359,19 +333,16 @@ class ToolSampling:
 
     def __init__(self, scope: TaskScope, call: str, model: ChatModel) -> None:
         self._scope = scope
-        #: effect name of the call
         self._call = call
         self._model = model
         self._asked = 0
-        #: answers of this process by name; the scope only has earlier ones
-        self._answers: dict[str, SamplingAnswered] = {}
+        self._answers: dict[str, SamplingAnswered] = {}  # of this process, by name
 
     def restart(self) -> None:
-        """Restart the numbering: a repeated call makes the same requests."""
+        """Restart the numbering for a repeated call."""
         self._asked = 0
 
     async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        """Return the recorded answer to the same request, or call the model; see `AsksModel`."""
         scope, name = self._scope, f"{self._call}-sampling-{self._asked}"
         self._asked += 1
         request = json.dumps([(message.role, message.content) for message in messages])

@@ -1,7 +1,4 @@
-"""Calls that were started before a crash and have no recorded result (S-DUR-23 to S-DUR-26).
-
-A call that must not be made twice is never repeated silently. A decision about it is on disk before it has any effect.
-"""
+"""Calls that started before a crash and have no result (S-DUR-23 to S-DUR-26); never repeated silently."""
 
 from __future__ import annotations
 
@@ -26,30 +23,26 @@ from ensemble_ray.values.value import utc_of
 
 _log = bounded_logger(__name__)
 
-#: Decision about an unknown outcome.
 Answer = Literal["done", "repeat", "fail"]
-#: Tool name, and last part of the effect name, of a call of a task's handler or of its agent's runner.
-HANDLER, RUNNER = "handler", "runner"
-#: Service of the driver that decides.
-_SERVICE = "unknown_effect"
-#: Characters of the arguments in a question.
+HANDLER, RUNNER = "handler", "runner"  # tool names, and last parts of effect names
+_SERVICE = "unknown_effect"  # service of the driver that decides
 _SHOWN = 500
 
 
 def key_of(scope: TaskScope, name: str) -> str:
-    """Return the idempotency key of an effect, which is the same for each repetition."""
+    """Return the idempotency key of an effect, the same for each repetition."""
     return uuid_of(f"{scope.order.run_id}/{name}")
 
 
 def is_unrepeatable(intent: ToolIntended, declared: Effect) -> bool:
-    """Whether a started call must not be made twice, by its declaration then or now."""
+    """Whether a call must not run twice, by its declaration then or now."""
     return strongest_effect(intent.effect, declared) == "once"
 
 
 def lost_intent(
     scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect
 ) -> Fact[ToolIntended] | None:
-    """Return an intent for a call without facts, if a lost part of the record may have contained it; else None."""
+    """Return an intent for a call that a lost part of the record may have contained; else None."""
     loss = scope.loss
     if loss is None or effect != "once":
         return None
@@ -58,10 +51,7 @@ def lost_intent(
 
 
 async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
-    """Decide about a started call that must not be made twice and has no result.
-
-    Return a text in place of the lost result, or None to repeat the call; `UnknownOutcomeError` fails the task.
-    """
+    """Return a text for a lost result; None: repeat the call. `UnknownOutcomeError` fails the task."""
     unknown = UnknownEffect(
         run_id=scope.order.run_id,
         task=scope.order.key,
@@ -74,8 +64,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
         is_lost=intent.data.is_lost,
     )
     decided = scope.find_recorded(intent.name, OutcomeDecided)
-    # An earlier decision does not apply to a repetition that was started after it.
-    if decided is not None and decided.seq > intent.seq:
+    if decided is not None and decided.seq > intent.seq:  # an earlier decision does not apply to a later repetition
         answer = _check(decided.data.answer, unknown)
         _log.info("%s, as was decided: %s", _describe_begun(unknown), answer)
     else:
@@ -97,7 +86,7 @@ async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str |
 
 
 async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], object] | None = None) -> Answer:
-    """Call the user's callable, sync or async, about an unknown outcome; None: ask at this process's terminal."""
+    """Call the user's callable about an unknown outcome; None: ask at this process's terminal."""
     if ask is None:
         return await threads.run(_ask_at_terminal, effect)
     try:
@@ -127,7 +116,7 @@ def _check(answer: object, unknown: UnknownEffect) -> Answer:
 
 
 def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
-    """Ask at the terminal, in a daemon thread: an open question does not delay the process's exit."""
+    """Ask in a daemon thread, which does not delay the process's exit."""
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise _failure(unknown, "There is no terminal to ask about its outcome")
     question = (
@@ -150,11 +139,7 @@ def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
             question = "Answer d, r or f: "
 
 
-# Texts.
-
-
 def _is_whole_task(unknown: UnknownEffect) -> bool:
-    """Whether the call is of the task's handler or runner, and not of a tool."""
     return unknown.effect.rpartition("/")[2] in {HANDLER, RUNNER}
 
 

@@ -1,8 +1,6 @@
-"""ItemLoops: loops that factories return in place of the task of an item, each a small nested run.
+"""Loops that factories return as the task of an item, each a small nested run with the machines of a plan's loops.
 
-1. The machines of a plan's loops drive these loops too; the run's own source sees a single item (S-MR-190).
-2. A verdict is recorded before any consequence; a recorded verdict is not evaluated again (S-MR-193).
-3. Outputs of a loop are stored until its item has ended.
+The run's source sees a single item (S-MR-190). A verdict is recorded before any consequence (S-MR-193).
 """
 
 from __future__ import annotations
@@ -67,22 +65,15 @@ _log = bounded_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnd:
-    """End of the loop of an item."""
-
     prepared: PreparedLoop
     at: float
-    #: output of the item; None: no output
-    output: TaskOutput | None = None
-    #: instances of the outputs from which its output is built
-    source_instances: tuple[str, ...] = ()
-    #: of all executions, in order
-    traces: Sequence[TaskTrace] = ()
+    output: TaskOutput | None = None  # of the item
+    source_instances: tuple[str, ...] = ()  # of the outputs from which the item's is built
+    traces: Sequence[TaskTrace] = ()  # all executions, in order
     error: BaseException | None = None
-    #: the task that failed; None: the loop itself failed
-    failed: TaskOrder | None = None
+    failed: TaskOrder | None = None  # None: the loop itself failed
     attempts: int = 0
-    #: reason why it ended the run early, with its output so far; None: it did not
-    exit_reason: ExitReason | None = None
+    exit_reason: ExitReason | None = None  # of an early end, with the output so far
 
     def failure(self, error: BaseException) -> MapReduceFailure:
         order = self.failed
@@ -97,7 +88,7 @@ class LoopEnd:
         )
 
     def failure_fact(self, error: BaseException) -> FailureRecorded:
-        """Return the fact of the failure; the work of its tasks is recorded already."""
+        """The work of the loop's tasks is recorded already."""
         return FailureRecorded(
             error_type=type(error).__name__,
             message=message_of(error),
@@ -113,17 +104,15 @@ class _Running:
     source: PlanSource
     evaluations: UnitEvaluations
     outputs: InMemoryOutputs[TaskOutput]
-    #: recorded answers that are still unused
-    verdicts: dict[Question, Evaluated]
+    verdicts: dict[Question, Evaluated]  # recorded and unused
     orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
     traces: list[TaskTrace] = field(default_factory=list["TaskTrace"])
-    #: by instance, in completion order
-    completed: dict[str, TaskOutput] = field(default_factory=dict[str, TaskOutput])
+    completed: dict[str, TaskOutput] = field(default_factory=dict[str, TaskOutput])  # by instance, in completion order
     failure: tuple[TaskOrder, TaskResult] | None = None
 
 
 class ItemLoops:
-    """The running loops of one run, by the instances of their items."""
+    """The running loops of one run, by instance of their items."""
 
     def __init__(
         self,
@@ -143,7 +132,7 @@ class ItemLoops:
         self._finish: Callable[[LoopEnd], Stimulus]
 
     def open(self, reporter: TaskReporter, finish: Callable[[LoopEnd], Stimulus]) -> None:
-        """Begin; `finish` receives the end of a loop, and returns the stimulus of its item for the run's source."""
+        """`finish` receives a loop's end, and returns the stimulus of its item."""
         self._reporter, self._finish = reporter, finish
         self._background = RunBackgroundTasks(reporter.break_off)
 
@@ -230,13 +219,13 @@ class ItemLoops:
             raise TypeError(f"a predicate answers with a verdict, and not with {answered}")
         item = running.prepared.instance
         placed = replace(answered, question=_move(answered.question, "", f"{item}/") or answered.question)
-        # Another process may commit work that follows from it before this process does (S-DUR-122).
+        # Another process may commit work that follows from it first (S-DUR-122).
         fact = self._journal.fact(item, encode_stimulus(placed), answered.at)
         await self._journal.append(fact, until=Persistence.COMMITTED)
         self._apply(running, answered)
 
     def _apply(self, running: _Running, stimulus: Stimulus) -> None:
-        """Apply a stimulus to a loop, and carry out its instructions; recorded results are applied next."""
+        """Apply a stimulus, then recorded results, and carry out the instructions."""
         waiting = [stimulus]
         while waiting and self._running.get(running.prepared.instance) is running:
             current = waiting.pop(0)
@@ -273,7 +262,10 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
     ended = LoopEnd(prepared=prepared, at=at, traces=tuple(running.traces))
     if end.state is RunState.FAILED:
         if running.failure is None:
-            return replace(ended, error=_error_of_loop(running, end))
+            raised = running.evaluations.raised
+            units = EndedUnits(plan=prepared.ready.planned.plan, results=end.units, outputs=running.completed)
+            failure = replace(end.unit_failures[0], completed_before=len(running.completed))
+            return replace(ended, error=error_of_unit(units, failure, raised[-1][1].cause if raised else None))
         order, result = running.failure
         return replace(
             ended,
@@ -285,7 +277,11 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
         return ended
     if end.exit_reason is ExitReason.BUDGET_EXHAUSTED:  # with a larger budget it resumes
         return replace(ended, exit_reason=end.exit_reason)
-    given = _list_outputs_of_item(running, end)
+    ready = prepared.ready
+    (looped,) = (each for each in end.units if isinstance(each, LoopResult))
+    given: Sequence[str] = next(reversed(list_shown(ready.unit, looped.iterations)), ())
+    if ready.chosen:
+        given = [name for names in looped.iterations for name in names if node_key(name) == ready.chosen][-1:]
     outputs = [running.completed[instance] for instance in given]
     return replace(
         ended,
@@ -295,25 +291,8 @@ def _loop_end(running: _Running, end: End, at: float) -> LoopEnd:
     )
 
 
-def _list_outputs_of_item(running: _Running, end: End) -> Sequence[str]:
-    """Return the instances of the item's output: of the chosen task, else of the last output that the loop shows."""
-    ready = running.prepared.ready
-    (result,) = (each for each in end.units if isinstance(each, LoopResult))
-    if ready.chosen:
-        names = [name for names in result.iterations for name in names if node_key(name) == ready.chosen]
-        return names[-1:]
-    return next(reversed(list_shown(ready.unit, result.iterations)), ())
-
-
-def _error_of_loop(running: _Running, end: End) -> BaseException:
-    plan, raised = running.prepared.ready.planned.plan, running.evaluations.raised
-    ended = EndedUnits(plan=plan, results=end.units, outputs=running.completed)
-    failure = replace(end.unit_failures[0], completed_before=len(running.completed))
-    return error_of_unit(ended, failure, raised[-1][1].cause if raised else None)
-
-
 def _move(question: Question, prefix: str, to: str = "") -> Question | None:
-    """Return a loop's question with its unit below another path; None unless it is a question of a predicate there."""
+    """Return a predicate's question with its unit below another path, else None."""
     if isinstance(question, UntilHolds) and question.unit.startswith(prefix):
         return replace(question, unit=to + question.unit.removeprefix(prefix))
     return None

@@ -1,6 +1,4 @@
-"""The items of a map-reduce and their results. An item is held from its pull to the end of its map; afterwards eight
-bytes remain.
-"""
+"""The items of a map-reduce and their results. Eight bytes of an item remain after its map."""
 
 from __future__ import annotations
 
@@ -26,27 +24,20 @@ from ensemble_ray.values.task_output import TaskOutput
 
 @dataclass(slots=True, kw_only=True)
 class PulledBatch:
-    """Result of one pull."""
-
-    #: number of items, refused items included
-    count: int
+    count: int  # with refused items
     is_exhausted: bool
-    #: by number
     refused: dict[int, RefusedItem] = field(default_factory=dict[int, RefusedItem])
-    #: unrecorded indices and hashes
-    indices: Sequence[int] = ()
+    indices: Sequence[int] = ()  # unrecorded indices and hashes
     digests: Sequence[str] = ()
-    #: whether a fact must be recorded
-    has_unrecorded: bool = False
+    has_unrecorded: bool = False  # a fact must be recorded
 
 
 class ItemBuffer:
-    """The items of one run, with their positions and hashes for the record (S-MR-162)."""
+    """The items of one run, with positions and hashes for the record (S-MR-162)."""
 
     def __init__(self, reader: ItemReader, record: MapReduceResumePoint | None) -> None:
         self._reader = reader
         self._record = record
-        #: indices of items by number
         self._indices = array("q")
         self._items: dict[int, object] = {}
 
@@ -65,16 +56,11 @@ class ItemBuffer:
         return self._items[number]
 
     def pop(self, number: int) -> object:
-        """Return and release an item after the end of its map."""
+        """Return and release an item after its map."""
         return self._items.pop(number, None)
 
     async def pull(self, count: int) -> PulledBatch:
-        """Pull at most this many of the next items.
-
-        Raises:
-            ValidationError: an item differs from the record, or the number of items does (S-MR-162).
-            Exception: an error of the source.
-        """
+        """Pull at most this many items. `ValidationError`: they differ from the record (S-MR-162)."""
         pulled = await self._reader.next(count)
         first = len(self._indices)
         batch = PulledBatch(count=len(pulled.items), is_exhausted=pulled.is_exhausted)
@@ -102,26 +88,19 @@ class ItemBuffer:
         return batch
 
 
-#: Maximum number of results per notification of a reader: the run pulls against the results that it has not read.
-_MOST_AT_ONCE = 32
+_MOST_AT_ONCE = 32  # most results per notification of a reader
 _PART_OF_WINDOW = 8
 
 
 class ItemLog:
-    """Results of one run's items."""
-
     def __init__(self, store: MapReduceOutputs, *, is_read: bool = True) -> None:
         """Create an empty log; if no reader will come, only failures are stored."""
         self._store = store
         self._is_read = is_read
-        #: number of results that may wait for a reader
-        self.window = 1
-        #: results in order of arrival: number of a completed map, or -1 - position of a failure
-        self._came = array("q")
-        #: indices of completed maps, in the same order
-        self._indices = array("q")
-        #: number of items with an output
-        self.completed_count = 0
+        self.window = 1  # results that may wait for a reader
+        self._came = array("q")  # by arrival: number of a completed map, or -1 - position of a failure
+        self._indices = array("q")  # of completed maps, in the same order
+        self.completed_count = 0  # items with an output
         self._failures = Spool()
         self._failed = array("q")
         self._changed = asyncio.Condition()
@@ -129,14 +108,12 @@ class ItemLog:
         self._is_over = False
         self._waking: asyncio.Task[None] | None = None
 
-    # Input, on the library's loop.
-
     def add_output(self, number: int, index: int) -> None:
         self.completed_count += 1
         self._come(number, index)
 
     def add_failure(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
-        """Add a map that failed for good; return it with the item itself, of which the log may store only a text."""
+        """Add a final failure; return it with the item itself, of which the log may store only a text."""
         failed = FailedItem(
             index=index,
             item=item,
@@ -165,10 +142,7 @@ class ItemLog:
         self._notify_readers()
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
-        """Wait until items may be pulled and return how many, so that no reader falls behind by more than the window.
-
-        `in_flight` returns the number of pulled items without a result.
-        """
+        """Wait until items may be pulled and return how many; no reader falls behind by more than the window."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._free_slots(in_flight()) > 0)
             return self._free_slots(in_flight())
@@ -179,15 +153,13 @@ class ItemLog:
         return self.window - in_flight - len(self._came) + min(self._readers.values())
 
     def _notify_readers(self) -> None:
+        async def wake() -> None:
+            self._waking = None
+            async with self._changed:
+                self._changed.notify_all()
+
         if self._readers and self._waking is None:
-            self._waking = asyncio.get_running_loop().create_task(self._wake())
-
-    async def _wake(self) -> None:
-        self._waking = None
-        async with self._changed:
-            self._changed.notify_all()
-
-    # Output.
+            self._waking = asyncio.get_running_loop().create_task(wake())
 
     @property
     def failed_count(self) -> int:
@@ -195,7 +167,6 @@ class ItemLog:
 
     @property
     def failed_items(self) -> Sequence[FailedItem]:
-        """Failed items in item order."""
         order = array("q", sorted(range(len(self._failed)), key=self._failed.__getitem__))
         return SpooledSequence(self._failures, order, _failure, what="failed items")
 
@@ -203,10 +174,9 @@ class ItemLog:
         return ItemStream(self)
 
     async def come(self, reader: int, cursor: int) -> int:
-        """Wait for a result at `cursor`; return the number of results, or `cursor` itself after the last one.
+        """Wait for results at `cursor`; return the end of the ones to read now, or `cursor` after the last.
 
-        A reader receives a few more results per call, because each call wakes two threads. They count as read at its
-        next call.
+        Each call wakes two threads, so it returns several results.
         """
         async with self._changed:
             self._readers[reader] = cursor
@@ -216,7 +186,7 @@ class ItemLog:
         return min(len(self._came), cursor + most)
 
     def result(self, position: int) -> ItemResult:
-        """Return the result at a known position; runs in the reader's thread, since loading it is work."""
+        """Return a known result; runs in the reader's thread, since loading is work."""
         came = self._came[position]
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
@@ -225,7 +195,7 @@ class ItemLog:
         return ItemResult(index=self._indices[position], item=item, output=output)
 
     async def detach(self, reader: int) -> None:
-        """Remove a reader, so that the run no longer waits for it."""
+        """Remove a reader, for which the run then does not wait."""
         async with self._changed:
             self._readers.pop(reader, None)
             self._changed.notify_all()
@@ -261,13 +231,10 @@ def _failure(packed: bytes) -> FailedItem:
     return cast("FailedItem", pickle.loads(packed))  # noqa: S301  our own temporary file
 
 
-#: Rows that may wait for a file before items are held back.
-_MOST_WAITING = 1024
+_MOST_WAITING = 1024  # rows that wait for a file before items are held back
 
 
 class ItemResultWriter:
-    """Writes results of one run's items to its log and files."""
-
     def __init__(
         self,
         log: ItemLog,
@@ -284,11 +251,10 @@ class ItemResultWriter:
         self._waiting: list[ItemResult | FailedItem] = []
         self._writing: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        #: called if a file cannot be written
-        self.on_error: Callable[[BaseException], None] = lambda _: None
+        self.on_error: Callable[[BaseException], None] = lambda _: None  # called if a file cannot be written
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
-        """Wait until items may be pulled and return how many: a reader or a file may be slow (S-MR-131)."""
+        """Wait as `ItemLog` does, and for slow files (S-MR-131)."""
         while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
             await asyncio.wait([self._writing])
         return await self._log.free_slots(in_flight)
@@ -329,7 +295,7 @@ class ItemResultWriter:
             self._writing = None
 
     async def detach(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Close it at the end of its run; `error` is the reason of an abort, None for a normal end."""
+        """`error` is the reason of an abort, None at a normal end."""
         await self.close(is_complete=error is None)
 
     async def wait_until_written(self) -> None:
@@ -337,11 +303,7 @@ class ItemResultWriter:
             await asyncio.wait([self._writing])
 
     async def close(self, *, is_complete: bool = True) -> None:
-        """Write waiting rows, then complete the files; a resumed run appends to them.
-
-        If the run was aborted, it is not complete: another process may own it and write to them. A RecordError: they
-        cannot be written now, or an earlier write failed unreported.
-        """
+        """Write waiting rows and complete the files, which an aborted run leaves to its owner. May raise RecordError."""
         await self.wait_until_written()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._log.close)

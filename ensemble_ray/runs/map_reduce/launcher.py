@@ -1,6 +1,4 @@
-"""MapReduceLauncher: runs that create their tasks dynamically. On every runtime this process coordinates and records
-them, since it has the source and the factories (S-MR-161).
-"""
+"""Runs that create their tasks dynamically. This process has the factories, so it coordinates them (S-MR-161)."""
 
 from __future__ import annotations
 
@@ -60,14 +58,11 @@ from ensemble_ray.values.trace import CaptureMode
 
 
 class UnitEvents:
-    """Sends events of this process through the run's executor. Fulfils `EventSink`."""
+    """Sends events through the run's executor. Fulfils `EventSink`."""
 
     def __init__(self, events: EventSink) -> None:
-        self._events = events
+        self.wants = events.wants
         self.executor: ExecutorSession
-
-    def wants(self, event_type: type[Event]) -> bool:
-        return self._events.wants(event_type)
 
     def emit(self, event: Event) -> None:
         self.executor.emit(event)
@@ -87,16 +82,12 @@ class MapReduceLauncher:
         self.definition = definition
         self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
         self._outputs = MapReduceOutputs(keeps_items=keeps_items)
-        #: results of items
         self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[MapReduceEnd] | None = None
-        #: None: the run is still unrecorded
-        self._journal: RunJournal | None = None
-        #: set while the items are opened: user code decides whether all of them fit one task
-        self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
+        self._journal: RunJournal | None = None  # None: still unrecorded
+        self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None  # while user code looks at the items
         self._spending: Spending | None = None
-        #: recorded answers of the calls that created agents, by effect name
-        self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {}
+        self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {}  # by effect name: calls for agents
         self._clock = SystemClock()
 
     @property
@@ -142,18 +133,24 @@ class MapReduceLauncher:
         return assemble(description, conclusion.results, conclusion.end, conclusion.failure)
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
-        owned = await self._claim(scope)
-        state = RunState.FAILED
+        owned, state = None, RunState.FAILED
+        if scope.store_address is not None:
+            owned = await claim_run(
+                store_at(scope.store_address),
+                scope.run_id,
+                origin=scope.origin,
+                durability=self.definition.durability,
+                submission=scope.submission,
+            )
         try:
             ended = await self._coordinate(scope, owned, header, mode)
             state = ended.ending.state
             conclusion = self._conclude(ended)
             await self._record_end(scope, owned, ended)
         except Exception as error:
-            # A broken environment, such as a lost cluster, is no failure of the run: it can be resumed.
+            # A broken environment, such as a lost cluster, is no failure of the run.
             if self._journal is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
-            # Errors during coordination are recorded already.
             if self._journal is not None and (self._coordinator is None or self._coordinator.has_ended):
                 await self._journal.record_break(error)
             raise
@@ -181,22 +178,11 @@ class MapReduceLauncher:
         return conclude(ended, self._outputs, self.items.failed_items if collects else (), continues=continues)
 
     def _find_output_types(self) -> Mapping[str, OutputType]:
-        """Return the types that the definition's factories can declare, by full name."""
+        """Return the types that factories can declare, by full name."""
         definition = self.definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
         reducing = () if reduced is None else (reduced.reduce_task, reduced.direct_task)
         return output_types_of((definition.map_task, *reducing))
-
-    async def _claim(self, scope: RunScope) -> OwnedRun | None:
-        if scope.store_address is None:
-            return None
-        return await claim_run(
-            store_at(scope.store_address),
-            scope.run_id,
-            origin=scope.origin,
-            durability=self.definition.durability,
-            submission=scope.submission,
-        )
 
     async def _coordinate(
         self, scope: RunScope, owned: OwnedRun | None, header: PlanRecorded, mode: CaptureMode
@@ -264,7 +250,7 @@ class MapReduceLauncher:
         return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now(), cause=cause)
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
-        """Return the items, and whether all of them form one task; None if the run was cancelled meanwhile."""
+        """Return the items, and whether they form one task; None if the run was cancelled."""
         self._opening = asyncio.get_running_loop().create_task(open_items(self.definition))
         if scope.cancelled.is_set():
             self._opening.cancel()
@@ -278,7 +264,7 @@ class MapReduceLauncher:
         return self._opening.result()
 
     async def _open_results(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> ItemResultWriter:
-        """Open the files that the run writes; a resumed run has written to them before."""
+        """Open the files; a resumed run has written to them before."""
         if is_direct:
             return ItemResultWriter(self.items, is_direct=True)
         definition = self.definition
@@ -334,7 +320,7 @@ class MapReduceLauncher:
         context = request.context
         if context.budget is None:
             return request
-        # Each owner of the run has a separate account that includes earlier spending (S-BUD-6, S-BUD-7).
+        # Each owner of the run has its own account with earlier spending (S-BUD-6, S-BUD-7).
         spent = NOTHING if resumption is None else resumption.spent
         account = f"{scope.run_id}/{new_object_id()}"
         budget = replace(context.budget, spent=spent, account=account)

@@ -1,6 +1,4 @@
-"""OrderMaker: calls factories, one at a time (S-MR-143), and creates orders from their tasks. A group is recorded
-before its reduce is created (S-MR-161), and so are model calls that create an agent (S-SET-46).
-"""
+"""Call factories, one at a time (S-MR-143), and create orders from their tasks."""
 
 from __future__ import annotations
 
@@ -51,39 +49,27 @@ from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
 from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
-#: Limit for a warning that would repeat for every task.
-_MOST_WARNINGS = 20
+_MOST_WARNINGS = 20  # limit for repeated warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyTask:
-    """A task that can run."""
-
     key: str
-    #: in its pickled form: without context, agent and tools
-    task: Task
-    #: None for a handler task
-    agent: Agent | None
-    #: as shown
+    task: Task  # pickled: without context, agent and tools
+    agent: Agent | None  # None: a handler task
     agent_role: str
     is_streaming: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyLoop:
-    """A loop that can run for an item."""
-
-    #: a plan of the loop alone, and its tasks in their pickled form
-    planned: Planned
+    planned: Planned  # of the loop alone, with pickled tasks
     unit: LoopUnit
     nodes: Mapping[str, Node]
-    #: key of the body task with the item's output; "": the last output that the loop shows
-    chosen: str
+    chosen: str  # body task with the item's output; "": the last shown output
 
 
 class TaskMaker:
-    """Prepares tasks of one map-reduce."""
-
     def __init__(
         self,
         definition: MapDefinition,
@@ -93,8 +79,7 @@ class TaskMaker:
     ) -> None:
         """`recorded` wraps a synthesizer's model so that it records its calls under an effect name (S-SET-46)."""
         self._definition = definition
-        #: an ensemble without tasks: the rules of all tasks of the run
-        self._rules = rules_for_tasks(definition)
+        self._rules = rules_for_tasks(definition)  # the rules of all tasks of the run
         self._models = TeamModels(self._rules)
         self._inputs = inputs
         self._recorded = recorded
@@ -102,14 +87,12 @@ class TaskMaker:
         self._warned_of: set[str] = set()
 
     async def ready(self, tasks: Sequence[Task], keys: Sequence[str], data: Sequence[object]) -> list[ReadyTask]:
-        """Return the tasks under these keys, in order; `data` has the item or the answers behind each task.
+        """Return the tasks under these keys; `data` has the item or the answers behind each.
 
-        Raises:
-            ValidationError: one of them cannot run; no model was called.
-            AgentExecutionError: a synthesizer's model failed.
+        `ValidationError`: one cannot run; no model was called. `AgentExecutionError`: a synthesizer's model failed.
         """
         filled = tuple(
-            # Without its context: the order has the context outputs.
+            # The order has the context outputs.
             self._render(task.rewritten(context=()) if task.context else task, self._texts_of(each))
             for task, each in zip(tasks, data, strict=True)
         )
@@ -161,7 +144,7 @@ class TaskMaker:
         return ReadyLoop(planned=planned, unit=unit, nodes=nodes, chosen=places[made.chosen] if made.chosen else "")
 
     def claim_facts(self) -> list[Fact]:
-        """Return the unrecorded facts of model calls that created agents, once."""
+        """Return once the facts of model calls that created agents."""
         claimed, self._facts = self._facts, []
         return claimed
 
@@ -186,12 +169,12 @@ class TaskMaker:
 
 
 def inner_key(item: str, task: str) -> str:
-    """Return the key of a task of an item's loop among all tasks of the run: `map-3/writer`."""
+    """Return the key of a loop's task in the run: `map-3/writer`."""
     return f"{item}/{task}"
 
 
 def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """Return an ensemble without tasks that holds the rules of every task of the run."""
+    """Return an ensemble without tasks, with the rules of all tasks of the run."""
     shared = {
         name: getattr(definition, name)
         for name in EnsembleDefinition.model_fields
@@ -200,18 +183,14 @@ def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
     return EnsembleDefinition.model_construct(**shared)
 
 
-#: Characters of the description of an input that a reduce receives.
-_SHOWN = 200
+_SHOWN = 200  # characters of an input's description for a reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedOrder:
-    """A map or reduce with its order."""
-
     level: int
     number: int
-    #: its type in the tree
-    unit_type: str
+    unit_type: str  # in the tree
     order: TaskOrder
 
     @property
@@ -221,8 +200,6 @@ class PreparedOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMap:
-    """A map that failed in its factory (S-MR-154)."""
-
     instance: str
     number: int
     error: Exception
@@ -230,23 +207,13 @@ class FailedMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedLoop:
-    """The loop of an item (S-MR-190)."""
-
     instance: str
     number: int
     unit_type: str
     ready: ReadyLoop
 
 
-#: Result of preparing a map or a reduce.
 PreparedTask: TypeAlias = PreparedOrder | PreparedLoop | FailedMap
-
-
-def _shorten(output: TaskOutput) -> TaskOutput:
-    """Return an output in the short form that a reduce receives (S-MR-118)."""
-    description = output.task_description
-    shown = description.partition("\n\n")[0][:_SHOWN]
-    return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
 
 
 class OrderMaker:
@@ -286,13 +253,13 @@ class OrderMaker:
         return reduce_key(level, number) if level else map_key(self._items.index(number))
 
     def instance(self, unit: MapItem | ReduceGroup) -> str:
-        """Return the instance of a task: its key and the number of its current attempt."""
+        """Return a task's key with the number of its attempt."""
         level, is_final = (unit.level, unit.is_final) if isinstance(unit, ReduceGroup) else (0, False)
         key = self.key(level, unit.number, is_final=is_final)
         return instance_of(key, occurrence=0 if self._record is None else self._record.occurrence(level, unit.number))
 
     async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[PreparedTask]:
-        """Create the maps of items, by instance, except maps that are discarded before their turn."""
+        """Create the maps of items, by instance, except discarded ones."""
         async with self._turn:
             wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
             if not wanted:
@@ -323,7 +290,7 @@ class OrderMaker:
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
     ) -> list[PreparedTask]:
-        """Create the reduce of a group, unless it is discarded before its turn."""
+        """Create the reduce of a group, unless it is discarded."""
         level, number = group.level, group.number
         key = self.key(level, number, is_final=group.is_final)
         inputs = [self.key(*each) for each in group.inputs]
@@ -336,7 +303,12 @@ class OrderMaker:
             task, wanted = await self._factories.reduce(outputs)
             (prepared,) = await self._ready([task], [key], [[output.raw for output in outputs]])
         unit_type = node_type(level, is_final=group.is_final)
-        shown = [_shorten(outputs[position]) for position in wanted]
+        shown: list[TaskOutput] = []
+        for output in [outputs[position] for position in wanted]:
+            description = output.task_description
+            head = description.partition("\n\n")[0][:_SHOWN]
+            changes = {} if head == description else {"task_description": f"{head.rstrip()} ..."}
+            shown.append(output.model_copy(update=changes) if changes else output)
         return [self._order(prepared, instance, (level, number), unit_type, context=shown)]
 
     async def _ready_loop(self, made: ItemLoop, position: tuple[str, int], item: object) -> PreparedLoop:
@@ -412,7 +384,7 @@ class OrderMaker:
             agent_key=None if prepared.agent is None else self._templates.name_of(prepared.agent),
             agent_role=prepared.agent_role,
             agent=prepared.agent,
-            # The known number of tasks of its level before the last one: there is one final reduce.
+            # The number of tasks of its level is known except in the last: there is one final reduce.
             total_tasks=self._item_count if unit_type == "map" else int(unit_type != "reduce"),
             context=tuple(context),
             is_streaming=prepared.is_streaming,
@@ -424,24 +396,23 @@ class OrderMaker:
         return PreparedOrder(level=level, number=number, unit_type=unit_type, order=order)
 
 
-#: A task needs a description; its reader receives the output's own text, which may be empty.
-_EMPTY = "(empty)"
+_EMPTY = "(empty)"  # a task needs a description, and an output's text may be empty
 
 
 class DefinitionFactories:
-    """Factories of a map, or of a map-reduce; each call is made in a thread, one at a time (S-MR-143)."""
+    """Factories of a map or map-reduce; called in a thread, one at a time (S-MR-143)."""
 
     def __init__(self, definition: MapDefinition) -> None:
         self._definition = definition
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
-        """Create a task for each item, or return the failure of its factory (S-MR-154)."""
+        """Return a task per item, or the failure of its factory (S-MR-154)."""
         results = await make_maps_in_run(self._definition, items)
         return [_check(each) for each in results]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """Return a task that reduces these outputs, and the positions of its context outputs, in its order (S-MR-24)."""
-        # The descriptions of the stand-ins are the texts of the outputs.
+        """Return a task that reduces these outputs, and the positions of its context outputs in its order (S-MR-24)."""
+        # Stand-ins have the outputs' texts as descriptions.
         texts = (output.raw if output.raw.strip() else _EMPTY for output in outputs)
         stand_ins = [_empty_task().duplicated(description=whole_text(text)) for text in texts]
         places = {stand_in.object_id: index for index, stand_in in enumerate(stand_ins)}
@@ -456,7 +427,7 @@ class DefinitionFactories:
 
 
 class DirectFactory(DefinitionFactories):
-    """The factory of the short-circuit: its one item is all items (S-MR-81), so it needs no reduce."""
+    """The short-circuit: its one item is all items (S-MR-81), without a reduce."""
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | ItemLoop | FactoryFailure]:
         (all_items,) = items
@@ -479,7 +450,7 @@ def _check(made: Made) -> Task | ItemLoop | FactoryFailure:
 
 
 def _alone(task: Task) -> Task:
-    """Return the task of an item, and check that it has no context (S-MR-30)."""
+    """Check that an item's task has no context (S-MR-30)."""
     if task.context:
         raise ValidationError(
             f"Task '{task.description}' has the context task '{task.context[0].description}': the task of an item has no "
@@ -488,14 +459,12 @@ def _alone(task: Task) -> Task:
     return task
 
 
-@cache  # stand-ins are copies, since validating all fields is many times slower
+@cache  # copying a stand-in is many times faster than validating one
 def _empty_task() -> Task:
     return Task(description=_EMPTY, expected_output=_EMPTY)
 
 
 class TokenCounts:
-    """Tokens of the outputs of one run."""
-
     def __init__(self, definition: MapDefinition) -> None:
         """Count as the definition requires; outputs of fixed-size groups and of maps alone have weight 0."""
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
@@ -504,7 +473,7 @@ class TokenCounts:
         self._has_warned = False
 
     def count(self, output: TaskOutput) -> int | None:
-        """Return its tokens; None if the user's estimator must count them."""
+        """Return the tokens of an output; None if the user's estimator must count."""
         definition = self._definition
         if definition is None:
             return 0
@@ -513,7 +482,7 @@ class TokenCounts:
         return self._warn_once(*estimate_tokens(output, definition))
 
     async def ask(self, output: TaskOutput) -> int:
-        """Return its tokens, from the estimator if the provider counted none."""
+        """Return tokens from the provider, else from the estimator."""
         if self._definition is None:
             return 0
         async with self._turn:

@@ -1,6 +1,4 @@
-"""Outputs and traces of the tasks of a map-reduce, in a file until they are read (S-MR-132), and its failures. About 40
-bytes per ended task stay in memory.
-"""
+"""Outputs, traces and failures of a map-reduce, in a file (S-MR-132); 40 bytes per task stay in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _OUTPUT, _TRACE = 1, 2
 
 
 def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) -> str:
-    """Return the type of a task in the tree (S-MR-38, S-MR-82)."""
+    """Return a task's type in the tree (S-MR-38, S-MR-82)."""
     if is_direct:
         return "direct"
     if is_final:
@@ -37,10 +35,9 @@ def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Payload:
-    """Stored data of one task: its output with its trace, or the trace alone if it has no output."""
+    """A task's output with its trace, or the trace alone."""
 
-    #: pickled: as it arrived from another process, without `unit_type` and `level`
-    output: TaskOutput | bytes | None
+    output: TaskOutput | bytes | None  # bytes: as it arrived from another process, without `unit_type` and `level`
     trace: TaskTrace | None
     unit_type: str
     level: int
@@ -49,16 +46,12 @@ class _Payload:
 
 @dataclass(slots=True)
 class _Level:
-    """The tasks of one level, by number."""
-
     slots: array[int] = field(default_factory=lambda: array("q"))
-    #: content of the slot: an output, a trace alone, or neither
-    gave: bytearray = field(default_factory=bytearray)
+    gave: bytearray = field(default_factory=bytearray)  # per slot: an output, a trace alone, or neither
     count: int = 0
     started_at: datetime | None = None
     completed_at: datetime | None = None
-    #: of tasks with several executions: number and slot of each trace, in the order in which the tasks ended
-    inner_numbers: array[int] = field(default_factory=lambda: array("q"))
+    inner_numbers: array[int] = field(default_factory=lambda: array("q"))  # by trace: number of the task
     inner_slots: array[int] = field(default_factory=lambda: array("q"))
 
     def has(self, number: int) -> bool:
@@ -94,23 +87,17 @@ class _Level:
 
 
 class MapReduceOutputs:
-    """Bodies of one run's tasks."""
-
     def __init__(self, *, keeps_items: bool = False) -> None:
         """Create an empty store; `keeps_items`: whether items are stored beside their outputs, for readers."""
         self._spool = Spool()
         self._levels: list[_Level] = []
         self._keeps_items = keeps_items
         self._metrics = MetricsSum()
-        self._tool_calls = 0
-        #: slots of agents, short hashes of known agents, and hashes of recorded agents
-        self._agents: array[int] = array("q")
+        self.tool_calls = 0
+        self._agents: array[int] = array("q")  # slots of agents, and hashes of known and of recorded ones
         self._met = NumberSet()
         self._recorded_agents = NumberSet()
-        #: values that cannot be pickled: inline, any object may be an output
-        self._held: list[_Payload] = []
-
-    # Input.
+        self._held: list[_Payload] = []  # values that cannot be pickled; inline, any object may be an output
 
     def keep(
         self,
@@ -123,18 +110,14 @@ class MapReduceOutputs:
         executions: Sequence[TaskTrace] = (),
         packed: bytes | None = None,
     ) -> TaskOutput:
-        """Store an output; return it with its trace annotated. The traces of all its executions are counted.
-
-        `packed` is the output as it arrived from another process.
-        """
+        """Store an output, perhaps `packed` as it arrived; return it annotated. Traces of all executions count."""
         trace = _annotate(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
-        tool_calls = [each.metrics.tool_call_count for each in executions] or [output.tool_call_count]
-        self._tool_calls += sum(tool_calls)
-        # Objects of the user may change in this process. Other outputs need not be pickled again.
+        self.tool_calls += sum([each.metrics.tool_call_count for each in executions] or [output.tool_call_count])
+        # Only objects of the user may change in this process. Other outputs need not be pickled again.
         is_plain = output.parsed_output is None and output.output_type is None
         stored = packed if packed is not None and is_plain else output
-        self._put((level, number), output=stored, trace=trace, item=item, executions=executions, unit_type=unit_type)
+        self._put((level, number), stored, trace, unit_type, item=item, executions=executions)
         return output
 
     def mark_lost(
@@ -149,10 +132,10 @@ class MapReduceOutputs:
     ) -> None:
         """Store the trace of a task without an output (S-MR-105)."""
         trace = _annotate(trace, unit_type, level)
-        self._put((level, number), output=None, trace=trace, item=item, executions=executions, unit_type=unit_type)
+        self._put((level, number), None, trace, unit_type, item=item, executions=executions)
 
     def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
-        """Add agents that start to work; return those that are new here and in the record."""
+        """Add agents; return those that are new here and in the record."""
         fresh: list[AgentSummary] = []
         for agent in agents:
             if not self._met.add(int(agent.object_id[:16], 16)):
@@ -170,7 +153,7 @@ class MapReduceOutputs:
         return fresh
 
     def keep_recorded_agents(self, agents: Sequence[AgentSummary]) -> None:
-        """Add recorded agents; objects of another process are identified by their content."""
+        """Objects of another process are identified by their content."""
         for summary in agents:
             self._recorded_agents.add(_hash_of(summary))
         self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in agents)
@@ -178,12 +161,12 @@ class MapReduceOutputs:
     def _put(
         self,
         position: tuple[int, int],
-        *,
         output: TaskOutput | bytes | None,
         trace: TaskTrace | None,
+        unit_type: str,
+        *,
         item: object,
         executions: Sequence[TaskTrace],
-        unit_type: str,
     ) -> None:
         level, number = position
         payload = _Payload(
@@ -200,24 +183,22 @@ class MapReduceOutputs:
         here.note(number, slot, trace, gave=output is not None)
         for each in executions:
             inner = _annotate(each, unit_type, level)
-            inner_payload = _Payload(output=None, trace=inner, unit_type=unit_type, level=level)
+            payload = _Payload(output=None, trace=inner, unit_type=unit_type, level=level)
             here.inner_numbers.append(number)
-            here.inner_slots.append(self._pack_payload(inner_payload))
+            here.inner_slots.append(self._pack_payload(payload))
             here.note_trace(each)
             self._metrics.add(each.with_workers())
         if trace is not None and not executions:
             self._metrics.add(trace.with_workers())
 
     def _pack_payload(self, payload: _Payload) -> int:
-        """Write a payload to the file; return its slot."""
+        """Return the slot in the file."""
         try:
             packed = pickle.dumps(payload, protocol=5)
         except Exception:  # noqa: BLE001  pickle raises whatever the object's own methods do
             self._held.append(payload)
             packed = pickle.dumps(len(self._held) - 1)
         return self._spool.put(packed)
-
-    # Output.
 
     def output(self, level: int, number: int) -> TaskOutput:
         return _output_of(self._payload(level, number))
@@ -226,13 +207,13 @@ class MapReduceOutputs:
         return level < len(self._levels) and self._levels[level].has(number)
 
     def get_mapped(self, number: int) -> tuple[object, TaskOutput]:
-        """Return the item of an ended map, None if items are not stored, and its output."""
+        """Return the output of an ended map with its item, None if items are not stored."""
         payload = self._payload(0, number)
         return payload.item, _output_of(payload)
 
     @property
     def last(self) -> tuple[int, int] | None:
-        """Level and number of the last output in level order; None if there is none."""
+        """Level and number of the last output in level order."""
         for level in range(len(self._levels) - 1, -1, -1):
             number = self._levels[level].gave.rfind(_OUTPUT)
             if number >= 0:
@@ -241,24 +222,28 @@ class MapReduceOutputs:
 
     @property
     def outputs(self) -> Sequence[TaskOutput]:
-        """All outputs in level order: item order at level 0, creation order above (S-SET-20)."""
+        """In level order: item order at level 0, creation order above (S-SET-20)."""
         slots = array("q", (slot for level in self._levels for slot in level.gave_slots()))
         return SpooledSequence(self._spool, slots, lambda packed: _output_of(self._open(packed)))
 
     @property
     def traces(self) -> Sequence[TaskTrace]:
-        """All traces in level order, failed tasks included."""
+        """In level order, with failed tasks."""
         slots = array("q", (slot for level in self._levels for slot in level.traced_slots()))
-        return SpooledSequence(self._spool, slots, lambda packed: _trace_of(self._open(packed)))
+
+        def trace_of(packed: bytes) -> TaskTrace:
+            payload = self._open(packed)
+            return cast("TaskTrace", payload.trace if payload.output is None else _output_of(payload).trace)
+
+        return SpooledSequence(self._spool, slots, trace_of)
 
     @property
     def agents(self) -> Sequence[AgentSummary]:
-        """The agents of the run, each once, in order of their first task."""
+        """Each once, in order of their first task."""
         return SpooledSequence(self._spool, self._agents, pickle.loads, what="agents")  # as in `_open`
 
     @property
     def levels(self) -> tuple[MapReduceLevelSummary, ...]:
-        """Summaries of the levels (S-MR-93)."""
         return tuple(
             MapReduceLevelSummary(
                 level=level, task_count=each.count, duration=each.completed_at - each.started_at, workflow="parallel"
@@ -269,7 +254,7 @@ class MapReduceOutputs:
 
     @property
     def span(self) -> tuple[datetime, datetime] | None:
-        """From the first start of a task to the last end (S-MR-92); None when there was none."""
+        """First start and last end of a task (S-MR-92)."""
         started = [each.started_at for each in self._levels if each.started_at is not None]
         completed = [each.completed_at for each in self._levels if each.completed_at is not None]
         return (min(started), max(completed)) if started else None
@@ -277,10 +262,6 @@ class MapReduceOutputs:
     @property
     def metrics(self) -> ExecutionMetrics:
         return self._metrics.total()
-
-    @property
-    def tool_calls(self) -> int:
-        return self._tool_calls
 
     def _payload(self, level: int, number: int) -> _Payload:
         return self._open(self._spool.get(self._levels[level].slots[number]))
@@ -301,50 +282,34 @@ def _output_of(payload: _Payload) -> TaskOutput:
     return output.model_copy(update={"trace": _annotate(output.trace, payload.unit_type, payload.level)})
 
 
-def _trace_of(payload: _Payload) -> TaskTrace:
-    return cast("TaskTrace", payload.trace if payload.output is None else _output_of(payload).trace)
-
-
 def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
     return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapReduceFailure:
-    """A map or reduce that failed."""
-
-    #: key of its task; the key of the item if its map has several tasks; empty: the run itself failed
-    key: str
+    key: str  # of its task; of the item if its map has several tasks; "": the run itself failed
     level: int
     at: float
     task_description: str
     agent_role: str
     error: BaseException
-    #: requests to the provider for its last model call (S-MR-152)
-    attempts: int = 0
+    attempts: int = 0  # for its last model call (S-MR-152)
 
 
 @dataclass(slots=True, kw_only=True)
 class MapReduceEnd:
-    """Outcome of a map-reduce."""
-
     ending: End
     started_at: float
     completed_at: float
-    #: the first failures of all levels
-    failures: Sequence[MapReduceFailure] = field(default_factory=list["MapReduceFailure"])
-    #: number of failed maps
+    failures: Sequence[MapReduceFailure] = field(default_factory=list["MapReduceFailure"])  # the first ones
     failed_maps: int = 0
-    #: error of the source or a factory
-    cause: BaseException | None = None
-    #: first call that a provider refused with an error that affects all calls (S-MR-155)
-    refusal: MapReduceFailure | None = None
-    #: warning to log, for example that a budget is spent; "": none
-    warning: str = ""
+    cause: BaseException | None = None  # of the source or a factory
+    refusal: MapReduceFailure | None = None  # first provider error that affects all calls (S-MR-155)
+    warning: str = ""  # to log, such as a spent budget
 
 
-#: Limit for failures of maps, and of reduces, in an error of the whole run; a run may have a hundred thousand.
-_MOST_FAILURES = 100
+_MOST_FAILURES = 100  # most failures of maps, and of reduces, in an error; a run may have a hundred thousand
 
 
 def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> MapReduceFailure:
@@ -360,13 +325,9 @@ def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseExce
 
 
 class FailureLog:
-    """Stores the first failures of a run and counts all."""
-
     def __init__(self) -> None:
-        #: the first failures, in order of arrival
-        self.first: list[MapReduceFailure] = []
-        #: number of failures, of maps and of reduces
-        self._counts = [0, 0]
+        self.first: list[MapReduceFailure] = []  # in order of arrival
+        self._counts = [0, 0]  # of maps and of reduces
 
     def add(self, failure: MapReduceFailure) -> None:
         index = min(failure.level, 1)

@@ -1,4 +1,4 @@
-"""The rules, the items, the end and the error of a map-reduce, from its definition and its record."""
+"""Rules, items, end and error of a map-reduce, from its definition and record."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ from ensemble_ray.values.value import utc_of
 def conclude(
     ended: MapReduceEnd, task_outputs: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, continues: bool
 ) -> RunConclusion:
-    """Return the outcome of a run and the outputs of its tasks.
-
-    `failed_items` are collected ones. If the run `continues`, failed tasks are left out; otherwise the first is the error.
-    """
+    """Return the outcome and the outputs. Unless the run `continues`, the first failure is its error."""
     started, completed = task_outputs.span or (
         utc_of(ended.started_at),
         utc_of(max(ended.started_at, ended.completed_at)),
@@ -70,7 +67,7 @@ def conclude(
 
 
 def list_reasons(ended: MapReduceEnd) -> Sequence[MapReduceFailure]:
-    """Return why a run failed: its own error first, if any, then the errors of its tasks."""
+    """Return why a run failed: its own error, then those of its tasks."""
     own: BaseException | None = BudgetExhaustedError(ended.warning) if ended.warning else None
     if ended.ending.failure in OWN_FAILURES:
         if ended.refusal is not None:
@@ -97,8 +94,7 @@ def failure_of(ended: MapReduceEnd, outputs: Sequence[TaskOutput], *, continues:
     here = [failure for failure in ended.failures if failure.level == level]
     if ended.ending.failure != "all_maps" and not (continues and level):
         return _first(here[0], outputs)
-    # All failures of a level, or the first hundred of them.
-    count = ended.failed_maps if not level else len(here)
+    count = ended.failed_maps if not level else len(here)  # all failures of a level, or the first hundred
     causes = failures_by_label((failure.task_description, failure.error) for failure in here)
     error = ParallelExecutionError(tasks_failure(count, count, causes), (), causes, count, len(outputs))
     error.completed_task_outputs = outputs
@@ -115,17 +111,14 @@ def _first(failure: MapReduceFailure, outputs: Sequence[TaskOutput]) -> Ensemble
     )
 
 
-#: Tasks in flight per process if they are unlimited (S-MR-140).
-_PER_PROCESS = 256
-#: With limited capacity, this factor more tasks wait in the processes, so that free capacity need not wait for a
-#: message.
+_PER_PROCESS = 256  # unlimited tasks in flight per process (S-MR-140)
+#: This factor more tasks than the capacity wait in the processes, so that free capacity gets work without a message.
 _AHEAD = 1.25
-#: Items pulled per step until it is known whether all of them fit the budget.
-_PROBE = 256
+_PROBE = 256  # items per step while it is unknown whether all fit the budget
 
 
 def window_of(definition: MapDefinition, most_processes: int | None) -> int:
-    """Return the maximum number of tasks in flight (S-MR-140); `most_processes` per kind of agent, None: this one only."""
+    """Return the most tasks in flight (S-MR-140); `most_processes` per kind of agent, None: only this one."""
     if definition.max_parallel_tasks is not None:
         return definition.max_parallel_tasks
     processes = 1 if most_processes is None else definition.replicas or most_processes
@@ -155,7 +148,7 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
 
 
 async def open_items(definition: MapDefinition) -> tuple[ItemReader, bool]:
-    """Open the items: return the reader of a run's items, and whether all of them form one task (S-MR-81)."""
+    """Return the reader of a run's items, and whether they form one task (S-MR-81)."""
     reader = definition.item_source.open()
     if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
         return reader, False
@@ -168,6 +161,10 @@ async def open_items(definition: MapDefinition) -> tuple[ItemReader, bool]:
 
 async def _probe(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
     """Read until it is known whether all items fit the budget."""
+
+    def count(items: Sequence[object]) -> int:
+        return sum(input_tokens(definition, item) for item in items)
+
     entries: list[ItemEntry] = []
     total, is_exhausted = 0, False
     while not is_exhausted and total <= budget:
@@ -177,19 +174,15 @@ async def _probe(definition: MapReduceDefinition, reader: ItemReader, budget: in
         if any(isinstance(entry, RefusedItem) for entry in pulled.items):
             return _Again(entries, reader, is_exhausted=is_exhausted), False  # invalid lines are handled item by item
         items = [entry[1] for entry in pulled.items if not isinstance(entry, RefusedItem)]
-        total += await threads.run(_tokens, definition, items)
+        total += await threads.run(count, items)
     if total > budget or not entries:
         return _Again(entries, reader, is_exhausted=is_exhausted), False
     await reader.close()
     return ListReader([[entry[1] for entry in entries if not isinstance(entry, RefusedItem)]]), True
 
 
-def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
-    return sum(input_tokens(definition, item) for item in items)
-
-
 class _Again:
-    """A reader that first returns entries that were read before."""
+    """First returns entries that were read before."""
 
     def __init__(self, entries: Sequence[ItemEntry], rest: ItemReader, *, is_exhausted: bool) -> None:
         self._entries = list(reversed(entries))
@@ -206,7 +199,6 @@ class _Again:
         await self._rest.close()
 
 
-#: Items compared per step.
 _BATCH = 256
 
 
@@ -220,15 +212,10 @@ async def load_end(
     output_types: Mapping[str, OutputType],
     open_results: Callable[[bool], Awaitable[ItemResultWriter]],
 ) -> MapReduceEnd | None:
-    """Return the end of the run with this id; None if there is no such run, so that it begins.
+    """Return the end of the run with this id; None: there is no such run, so it begins.
 
-    `header` is the first fact that the run would record; None: it has been compared. Missing rows of item results and
-    missing dead letters are written again; `open_results` receives whether all items form one task.
-
-    Raises:
-        RunExistsError: it is running.
-        ValidationError: the run did not complete, or its definition or items differ.
-        Exception: an error of the source of the items.
+    Missing rows and dead letters are written again; `open_results` receives whether all items form one task.
+    `RunExistsError`: it is running. `ValidationError`: it did not complete, or its definition or items differ.
     """
     summary = await store.summary(run_id)
     if summary is None:
@@ -246,7 +233,7 @@ async def load_end(
 
 
 async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
-    """Return the error of a run that failed because of its tasks, without their outputs; None: the record lacks it."""
+    """Return the error of a run that failed because of its tasks; None: the record lacks it."""
     facts: RecordedFailures[str] = RecordedFailures()
     record = await read_map_reduce(store, run_id, keep_failure=facts.put)
     head, log = record.head, FailureLog()
@@ -276,10 +263,10 @@ async def load_failure(store: RunStore, run_id: str) -> BaseException | None:
 async def _recorded_end(
     record: MapReduceResumePoint, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
 ) -> MapReduceEnd:
-    """Return the end of a finished run; results of its items are written again."""
+    """Return the end of a finished run; its items' results are written again."""
     items, head, recorded = ItemBuffer(reader, record), record.facts.head, record.facts.items
     is_exhausted = False
-    # A run that ended early had not pulled all items: only the pulled items are compared.
+    # A run that ended early pulled only some items, and only these are compared.
     while not is_exhausted and (recorded.are_all or items.count < recorded.count):
         wanted = _BATCH if recorded.are_all else min(_BATCH, recorded.count - items.count)
         pulled = await items.pull(wanted)

@@ -1,8 +1,6 @@
 """The record of a map-reduce that resumes, as its tasks query it.
 
-On a cluster, the process of a task may record its end before the driver's fact of its item is committed: such ends wait
-here for the fact. If the item has no fact at all, the process of the task finds the end, so recorded work is not
-repeated. Recorded class names are resolved only among the classes of the current definition.
+On a cluster, a task's end may be recorded before the driver's fact of its item: it waits here for that fact.
 """
 
 from __future__ import annotations
@@ -52,28 +50,24 @@ def recorded_failure(key: str, level: int, fact: Fact[FailureRecorded]) -> MapRe
 
 
 class MapReduceResumePoint:
-    """A recorded map-reduce; outputs of its tasks are in the store. A map is named by its position in the source."""
+    """A map is named by its position in the source; outputs are in the store."""
 
     def __init__(self, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType] | None = None) -> None:
         """`output_types` are those of the current definition, by full name; other outputs stay JSON data."""
         self._outputs = outputs
         self._output_types = output_types or {}
-        #: types of recorded outputs, by full name
-        self._found: dict[str, OutputType | None] = {}
+        self._found: dict[str, OutputType | None] = {}  # by full name
         self._failures: RecordedFailures[tuple[int, int]] = RecordedFailures()
-        #: ends of unrecorded items, by key
-        self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
-        #: recorded ends of tasks of open items with several tasks, by key of the item
-        self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}
-        #: which of them are the outputs of their items, while their parts are incomplete
-        self._output_facts: dict[str, ItemOutputRecorded] = {}
+        self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}  # ends of unrecorded items, by key
+        self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}  # by key of an open item
+        self._output_facts: dict[str, ItemOutputRecorded] = {}  # outputs of items whose parts are incomplete
         self.facts = MapReduceResumeReader(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
 
     @classmethod
     async def read(
         cls, store: RunStore, run_id: str, outputs: MapReduceOutputs, output_types: Mapping[str, OutputType]
     ) -> MapReduceResumePoint:
-        """Read the record of a run, page by page. A RecordError: the record is damaged."""
+        """Read a record page by page. A RecordError: it is damaged."""
         record = cls(outputs, output_types)
         await read_pages(store, run_id, (*MAP_REDUCE_KINDS, AgentsJoined.KIND), record.apply)
         return record
@@ -150,7 +144,7 @@ class MapReduceResumePoint:
         self._outputs.mark_lost(*position, read_trace(fact), type_of_node, executions=self._executions(key))
 
     def _position_of(self, key: str) -> tuple[int, int] | None:
-        """Return level and number of a key, as the machine has them; None if the record lacks them."""
+        """Return the machine's level and number; None if the record lacks them."""
         if key == DIRECT:
             return 0, 0
         if key == FINAL:
@@ -181,7 +175,7 @@ class MapReduceResumePoint:
         return self.facts.outcome(self._key(level, number))
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
-        """Return the failure of a task that is not retried; None if it did not fail."""
+        """Return the failure of a task that is not retried."""
         key = self._key(level, number)
         fact = self._failures.get((level, number)) if self.facts.outcome(key) is RecordedOutcome.FAILED else None
         if fact is None:
@@ -189,31 +183,24 @@ class MapReduceResumePoint:
         return recorded_failure(key, level, fact)
 
     def exit_reason(self, level: int, number: int) -> ExitReason | None:
-        """Return why a task ended the run early; None if it did not."""
         return self.facts.exits.get(self._key(level, number))
 
     def occurrence(self, level: int, number: int) -> int:
-        """Return the number of the current attempt at the task."""
         if not level and number >= self.facts.items.count:
             return 0
         return int(self.facts.instance(self._key(level, number)).rpartition("#")[2])
 
     @property
     def verdicts(self) -> Mapping[str, Sequence[Evaluated]]:
-        """Recorded answers of the predicates of items that have not ended, by the instance of the item."""
+        """Of items that have not ended, by instance."""
         return self.facts.verdicts
 
     @property
     def knows_all(self) -> bool:
-        """Whether the record has the number of items."""
         return self.facts.items.are_all
 
     def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
-        """Compare items, from position `first`, with the recorded ones; return how many of them are recorded.
-
-        Raises:
-            ValidationError: an item differs, or there are more items than recorded (S-MR-162).
-        """
+        """Return how many items from `first` are recorded. `ValidationError`: they differ (S-MR-162)."""
         items = self.facts.items
         compared = max(0, min(len(indices), items.count - first))
         for number in range(compared):

@@ -1,9 +1,7 @@
-"""The tasks of a map-reduce: pulls items, calls factories, submits orders and stores results. Runs in the process that
-has the user's factories.
+"""The tasks of a map-reduce, in the process with the user's factories: items, orders, results.
 
-1. A group is recorded before its reduce begins (S-MR-161). Recorded work is not repeated.
-2. An error of a source of items, a factory or an estimator ends the run unchanged (S-MR-106, S-MR-123).
-3. A run that ends does not wait for user code: a task under construction counts as stopped.
+A group is recorded before its reduce begins (S-MR-161). An error of a source, a factory or an estimator ends the run
+unchanged (S-MR-106, S-MR-123), which then does not wait for user code.
 """
 
 from __future__ import annotations
@@ -58,28 +56,16 @@ from ensemble_ray.schedule.instructions import (
     WarnOversized,
 )
 from ensemble_ray.schedule.machine import Source
-from ensemble_ray.schedule.stimuli import (
-    Begun,
-    Cancelled,
-    Completed,
-    Evaluated,
-    Exited,
-    Failed,
-    ItemsPulled,
-    Stimulus,
-)
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled, Stimulus
 from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
-#: Factories called per batch: this many tasks wait for the slowest call.
-_BATCH = 64
+_BATCH = 64  # factories per batch: this many tasks wait for the slowest call
 
 
 class MapReduceTasks:
-    """The tasks of one map-reduce."""
-
     def __init__(
         self,
         journal: RunJournal,
@@ -103,12 +89,9 @@ class MapReduceTasks:
         self.directives = orders.directives
         self._reporter: TaskReporter
         self._started_at = journal.now()
-        #: tasks submitted to an executor, by instance
-        self._in_flight: dict[str, PreparedOrder] = {}
-        #: tasks that were stopped before they were submitted
-        self._discarded: set[str] = set()
-        #: outputs that wait for the user's token estimator
-        self._uncounted: dict[str, TaskOutput] = {}
+        self._in_flight: dict[str, PreparedOrder] = {}  # submitted to an executor, by instance
+        self._discarded: set[str] = set()  # stopped before they were submitted
+        self._uncounted: dict[str, TaskOutput] = {}  # wait for the user's token estimator
         self._token_counts = TokenCounts(definition)
         self._background: RunBackgroundTasks
         self._failures = FailureLog()
@@ -118,10 +101,7 @@ class MapReduceTasks:
         self._why: dict[str, str] = {}
         verdicts = {} if record is None else record.verdicts
         self._loops = ItemLoops(journal, orders, events, verdicts)
-        #: ends of items with several tasks, for the record
-        self._unrecorded: dict[str, Sequence[FactData]] = {}
-
-    # The run.
+        self._unrecorded: dict[str, Sequence[FactData]] = {}  # ends of items with several tasks
 
     async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         del source  # it handles recorded tasks like others
@@ -132,7 +112,7 @@ class MapReduceTasks:
         return InitialStep(stimuli=[Begun(at=self._started_at)])
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
-        """Return the ends of loops; all other stimuli follow from other facts."""
+        """Return the ends of loops; other stimuli follow from other facts."""
         return [
             self._journal.fact(each.instance, data, each.at)
             for each in stimuli
@@ -172,8 +152,6 @@ class MapReduceTasks:
                     role, key, what.tokens, what.budget_tokens,
                 )  # fmt: skip
 
-    # The user's code.
-
     def announce(self, what: IterationEnded | StepEnded) -> NoReturn:
         """Refuse: no unit of a map-reduce has iterations or steps."""
         raise TypeError(f"a map-reduce announces no {what}")
@@ -211,13 +189,11 @@ class MapReduceTasks:
         return ItemsPulled(count=batch.count, is_exhausted=batch.is_exhausted, refused=tuple(batch.refused))
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
-        """Fail the map of an item without a task: its line is invalid (S-MR-125), or its factory raised (S-MR-154)."""
+        """Fail a map whose line is invalid (S-MR-125) or whose factory raised (S-MR-154)."""
         self._failures.add(
             MapReduceFailure(key=map_key(number), level=0, at=now, task_description=about, agent_role="", error=error)
         )
         self._note_failed_item(number, error, attempts=0)
-
-    # Orders.
 
     def look_up(self, start: Start) -> Sequence[Stimulus]:
         record = self._record
@@ -252,7 +228,7 @@ class MapReduceTasks:
             self._background.start(self._make(batch, self.orders.maps(numbers, self._is_discarded)))
 
     async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedTask]]) -> None:
-        """Create orders and submit them; if that fails, report it here, since no executor will."""
+        """Create and submit orders; report failures, since no executor will."""
         try:
             self._submit(await making)
         except (RecordError, StaleEpochError):
@@ -288,7 +264,7 @@ class MapReduceTasks:
             self._reporter.submit(orders)
 
     def discard(self, instance: str) -> bool:
-        """Drop a task that was stopped before it had an order; a loop reports its end itself."""
+        """A loop reports its end itself."""
         if self._loops.stop(instance):
             return True
         self._discarded.add(instance)
@@ -297,11 +273,8 @@ class MapReduceTasks:
     def _is_discarded(self, instance: str) -> bool:
         return instance in self._discarded
 
-    # Results.
-
     def accept(self, result: TaskResult) -> Sequence[Stimulus]:
         if self._loops.owns(result.instance):
-            # The end of the loop is reported separately (S-MR-190).
             if result.status == "failed" and isinstance(result.error, RecordError | StaleEpochError):
                 raise result.error
             if result.status == "exited" and isinstance(result.error, BudgetExhaustedError):
