@@ -1,4 +1,4 @@
-"""Resolve embedding models, and run the one on this machine, which needs no network."""
+"""Resolve embedding models, and run the one on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN_MODELS = ("local", "openai:MODEL")
 
 
 def resolve_embedding_model(value: object) -> EmbeddingModel | None:
-    """Return the embedding model that a value names, or raise `ValidationError`; None stays None."""
+    """Return the embedding model that a value names, or raise `ValidationError`."""
     if value is None or callable(getattr(value, "embed", None)):
         return cast("EmbeddingModel | None", value)
     if isinstance(value, str):
@@ -41,26 +41,19 @@ class _Loaded(Protocol):
 
 
 class LocalEmbeddingModel:
-    """A small model of static word embeddings for use offline and without a key. Fulfils `EmbeddingModel`.
-
-    It compares words and ignores their order. A vector has 256 numbers.
-    """
+    """A small offline model of static word embeddings with 256 numbers. Fulfils `EmbeddingModel`."""
 
     model = "wordllama-256"
 
     def __init__(self) -> None:
-        """Check the installation.
-
-        Raises:
-            ValidationError: The extra `memory` is not installed.
-        """
+        """Check that the extra `memory` is installed."""
         import importlib.util
 
         if importlib.util.find_spec("wordllama") is None:
             raise ValidationError('embedding_model="local" needs an extra: pip install "ensemble-ray[memory]"')
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text. The first call loads the model."""
+        """Return the vector of a text."""
         return [float(each) for each in _load().embed([text], norm=True)[0]]
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +68,6 @@ class LocalEmbeddingModel:
 
 @lru_cache(maxsize=1)
 def _load() -> _Loaded:
-    """Load the model, once per process and without a download."""
     root, handler = logging.getLogger(), logging.NullHandler()
     root.addHandler(handler)  # the package calls `basicConfig`, which has no effect if there is a handler (S-ERR-65)
     try:

@@ -1,8 +1,4 @@
-"""Long-term memory over any embedding store, and the count of embedded tokens.
-
-The fields of an entry are stored in the metadata of its vector under names of this module, so the user's metadata is
-returned unchanged.
-"""
+"""Long-term memory over any embedding store, and the count of embedded tokens."""
 
 from __future__ import annotations
 
@@ -25,11 +21,7 @@ class EmbeddingStoreLongTermMemory:
     """Long-term memory over an embedding store. Fulfils `LongTermMemory`."""
 
     def __init__(self, *, embedding_store: EmbeddingStore, embedding_model: EmbeddingModel) -> None:
-        """Combine a store and a model.
-
-        Raises:
-            ValidationError: An argument is None, or lacks a method.
-        """
+        """Combine a store and a model."""
         check_parts(embedding_model=embedding_model, embedding_store=embedding_store)
         self._texts = embedding_store
         self._model = embedding_model
@@ -40,16 +32,12 @@ class EmbeddingStoreLongTermMemory:
         return self._model
 
     def store(self, entry: MemoryEntry) -> None:
-        """Store an entry.
-
-        Raises:
-            ValidationError: The entry or its content is None.
-        """
+        """Store an entry."""
         check_long_term_entry(entry)
         self._texts.add(self._model.embed(entry.content), entry.content, metadata_of(entry))
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the entries most similar to the query; an empty list for a blank query."""
+        """Return the most similar entries; none for a blank query."""
         if query is None or not query.strip():
             return []
         found = self._texts.search(self._model.embed(query), max_results)
@@ -65,7 +53,6 @@ def check_long_term_entry(entry: MemoryEntry | None) -> None:
 
 
 def check_parts(*, embedding_model: EmbeddingModel | None, embedding_store: EmbeddingStore | None) -> None:
-    """Raise a `ValidationError` if one of the two is None, or lacks a method (S-MEM-32)."""
     if embedding_store is None:
         raise ValidationError("embedding_store must not be None")
     if embedding_model is None:
@@ -75,7 +62,7 @@ def check_parts(*, embedding_model: EmbeddingModel | None, embedding_store: Embe
 
 
 def check_methods(value: object, methods: Iterable[str], subject: str) -> None:
-    """Refuse an object that lacks some of these methods; None is accepted."""
+    """Raise `ValidationError` for an object that lacks some of these methods; accept None."""
     missing = [method for method in methods if value is not None and not callable(getattr(value, method, None))]
     if missing:
         raise ValidationError(
@@ -99,8 +86,6 @@ def entry_of(match: EmbeddingMatch) -> MemoryEntry:
 
 
 class EmbeddingMeter:
-    """Counts embedded tokens. Thread-safe."""
-
     def __init__(self) -> None:
         self.tokens = 0
         self._lock = new_lock()
@@ -115,7 +100,7 @@ _meter: ContextVar[EmbeddingMeter | None] = ContextVar("ensemble_ray_embedding_m
 
 @contextmanager
 def metered_embeddings() -> Generator[EmbeddingMeter]:
-    """Count the tokens that are embedded in the block, including threads that it starts."""
+    """Count the tokens that are embedded in the block, in threads that it starts too."""
     meter = EmbeddingMeter()
     token = _meter.set(meter)
     try:
@@ -125,6 +110,6 @@ def metered_embeddings() -> Generator[EmbeddingMeter]:
 
 
 def count_embedding(tokens: int) -> None:
-    """Add the tokens of an answered request to the current meter, if there is one."""
+    """Add tokens to the current meter, if there is one."""
     if (meter := _meter.get()) is not None:
         meter.add(tokens)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Scope of the entries of long-term memory. Users' scopes are not blank.
 LONG_TERM = ""
 
 
@@ -43,31 +42,25 @@ class StoredEntry:
 
 
 class MemoryTables(ABC):
-    """Entries by scope with their vectors, facts by name, and reflections by key, in one database.
+    """Tables of one database. A vector is the bytes of float32 numbers and has length 1.
 
-    A vector is the bytes of float32 numbers and has length 1. Statements have the form of SQLite: tables in the schema
-    `main`, and `?` for values. Databases with another form translate them.
+    Statements have the form of SQLite, with tables in the schema `main` and `?` for values; other databases translate them.
     """
 
-    #: the file or database, for messages
     location: str
 
     @abstractmethod
-    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return the rows that a query finds."""
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
     def change(self, query: str, *values: object) -> None:
         """Run an idempotent change."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the connections. The next operation opens them again."""
+    def close(self) -> None: ...
 
     def erase_traces(self) -> None:  # noqa: B027  most databases have nothing to do
-        """Overwrite the content of deleted rows."""
-
-    # Entries.
+        ...
 
     @abstractmethod
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
@@ -78,27 +71,16 @@ class MemoryTables(ABC):
         """Return the entries that meet a condition of SQL, which may also order and limit them."""
 
     def newest(self, scope: str, most: int) -> list[MemoryEntry]:
-        """Return the newest entries of a scope, oldest first."""
         return [each.entry for each in reversed(self.select("scope = ? order by id desc limit ?", scope, most))]
 
     def entries(self, scope: str) -> list[StoredEntry]:
-        """Return all entries of a scope, in storing order."""
         return self.select("scope = ? order by id", scope)
-
-    def entries_of(self, rows: Sequence[int]) -> list[MemoryEntry]:
-        """Return the entries of these rows in this order; deleted rows are left out."""
-        if not rows:
-            return []
-        found = {each.row: each.entry for each in self.select(f"id in ({', '.join('?' * len(rows))})", *rows)}
-        return [found[row] for row in rows if row in found]
 
     @abstractmethod
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
         """Delete rows of a scope, and append entries to it.
 
-        Returns:
-            False if some of the rows are gone and there are entries to add: another process changed the scope, and this
-            call changed nothing.
+        Return False, without a change, if there are entries to add and another process deleted some of the rows.
         """
 
     @abstractmethod
@@ -108,69 +90,32 @@ class MemoryTables(ABC):
     def scopes(self) -> Mapping[str, int]:
         return dict(sorted(self.rows("select scope, count(*) from main.entries group by scope")))
 
-    # Vectors.
-
     def nearest(self, scope: str, vector: bytes, most: int) -> list[MemoryEntry] | None:  # noqa: ARG002
-        """Return the most similar entries with a cosine of at least 0, best first; None: the database cannot search vectors."""
+        """Return the most similar entries with a cosine >= 0, best first; None: the database cannot search vectors."""
         return None
 
-    def extent(self, scope: str) -> tuple[int, int]:
-        """Return the number of vectors of a scope and the row of the newest one. The pair identifies the set of vectors."""
-        query = "select count(*), coalesce(max(id), 0) from main.entries where scope = ? and vector is not null"
-        ((count, newest),) = self.rows(query, scope)
-        return int(count), int(newest)
-
-    def vectors(self, scope: str, after: int) -> list[tuple[int, bytes]]:
-        query = "select id, vector from main.entries where scope = ? and id > ? and vector is not null order by id"
-        return [(int(row), bytes(vector)) for row, vector in self.rows(query, scope, after)]
-
-    def without_vector(self, scope: str) -> list[StoredEntry]:
-        """Return the entries without a vector: they were stored without a model."""
-        return self.select("scope = ? and vector is null order by id", scope)
-
     @abstractmethod
-    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
-        """Add vectors to rows without one."""
+    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None: ...
 
     def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
-        """Return model and length of the vectors. The first call stores its arguments."""
+        """Return model and length of the vectors. The first call stores them."""
         self.change("insert into main.embedding values (1, ?, ?) on conflict do nothing", model, dimensions)
         return self.embedding_model() or (model, dimensions)
 
     def embedding_model(self) -> tuple[str, int] | None:
-        """Return model and length of the vectors, or None if there are no vectors."""
         rows = self.rows("select model, dimensions from main.embedding")
         return cast("tuple[str, int]", rows[0]) if rows else None
 
-    # Facts about entities.
+    def facts(self) -> dict[str, str]:
+        rows = self.rows("select name, fact from main.entities order by id")
+        return {name: self.text_of(fact) for name, fact in rows}
 
     def fact_text(self, fact: str) -> str:
-        """Return a fact as its column contains it."""
+        """Return a fact in the form of its column."""
         return fact
 
-    def fact_of(self, text: str) -> str:
+    def text_of(self, text: str) -> str:
         return text
-
-    def put_fact(self, name: str, fact: str) -> None:
-        """Store a fact and replace an earlier one of that name."""
-        self.change(
-            "insert into main.entities (name, fact) values (?, ?) on conflict (name) do update set fact = excluded.fact",
-            name,
-            self.fact_text(fact),
-        )
-
-    def fact(self, name: str) -> str | None:
-        rows = self.rows("select fact from main.entities where name = ?", name)
-        return self.fact_of(rows[0][0]) if rows else None
-
-    def facts(self) -> dict[str, str]:
-        """Return all facts by name, in the order of their first storage."""
-        return {
-            name: self.fact_of(fact) for name, fact in self.rows("select name, fact from main.entities order by id")
-        }
-
-    def has_facts(self) -> bool:
-        return bool(self.rows("select 1 from main.entities limit 1"))
 
     def remove_fact(self, name: str) -> None:
         self.change("delete from main.entities where name = ?", name)
@@ -178,22 +123,18 @@ class MemoryTables(ABC):
 
 
 _EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
-#: Entries in one batch of embeddings.
 _BATCH_ENTRIES = 1000
-#: Scopes whose vectors are cached.
 _MAX_SCOPES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    extent: tuple[int, int]
+    extent: tuple[int, int]  # number of vectors and row of the newest one, which identify the set of vectors
     rows: NDArray[np.int64]
     vectors: NDArray[np.float32]
 
 
 class VectorSearch:
-    """Searches the entries of some tables with one model."""
-
     def __init__(self, tables: MemoryTables, model: EmbeddingModel) -> None:
         try:
             import numpy as np
@@ -207,7 +148,7 @@ class VectorSearch:
         self._is_checked = False
 
     def vector_of(self, text: str) -> bytes:
-        """Return the unit vector of a text. Vectors of another model in the tables raise `ValidationError`."""
+        """Return the unit vector; `ValidationError` if the tables have vectors of another model."""
         return self._embed(text).tobytes()
 
     def search(self, scope: str, query: str, most: int) -> list[MemoryEntry]:
@@ -221,22 +162,23 @@ class VectorSearch:
         scores = known.vectors @ wanted
         best = self._np.argpartition(-scores, most - 1)[:most] if most < len(scores) else self._np.arange(len(scores))
         order = sorted((int(position) for position in best), key=lambda position: (-float(scores[position]), position))
-        return self._tables.entries_of([int(known.rows[position]) for position in order if scores[position] >= 0.0])
+        wanted_rows = [int(known.rows[position]) for position in order if scores[position] >= 0.0]
+        if not wanted_rows:
+            return []
+        stored = self._tables.select(f"id in ({', '.join('?' * len(wanted_rows))})", *wanted_rows)
+        found = {each.row: each.entry for each in stored}
+        return [found[row] for row in wanted_rows if row in found]  # without rows that were deleted meanwhile
 
     def _add_missing(self, scope: str) -> None:
-        """Embed the entries without a vector, in batches if the model has `embed_all`."""
-        missing = self._tables.without_vector(scope)
+        """Embed the entries that were stored without a model."""
+        missing = self._tables.select("scope = ? and vector is null order by id", scope)
         embed_all = cast("_EmbedAll | None", getattr(self.model, "embed_all", None))
         for start in range(0, len(missing), _BATCH_ENTRIES):
             some = missing[start : start + _BATCH_ENTRIES]
             texts = [stored.entry.content for stored in some]
             vectors = map(self.model.embed, texts) if embed_all is None else embed_all(texts)
-            self._tables.set_vectors(
-                [
-                    (self._unit_vector(vector).tobytes(), stored.row)
-                    for vector, stored in zip(vectors, some, strict=True)
-                ]
-            )
+            pairs = zip(vectors, some, strict=True)
+            self._tables.set_vectors([(self._unit_vector(vector).tobytes(), stored.row) for vector, stored in pairs])
 
     def _embed(self, text: str) -> NDArray[np.float32]:
         return self._unit_vector(self.model.embed(text))
@@ -259,10 +201,11 @@ class VectorSearch:
         return vector
 
     def _read(self, scope: str) -> _Scope:
-        """Return the vectors of a scope; read only the missing ones."""
         with self._lock:
             known = self._scopes.pop(scope, None)
-            extent = self._tables.extent(scope)
+            query = "select count(*), coalesce(max(id), 0) from main.entries where scope = ? and vector is not null"
+            ((count, newest),) = self._tables.rows(query, scope)
+            extent = int(count), int(newest)
             if known is None or known.extent != extent:
                 known = self._update(scope, known, extent)
             self._scopes[scope] = known
@@ -272,11 +215,11 @@ class VectorSearch:
 
     def _update(self, scope: str, known: _Scope | None, extent: tuple[int, int]) -> _Scope:
         np = self._np
-        added = [] if known is None else self._tables.vectors(scope, known.extent[1])
+        added = [] if known is None else self._vectors(scope, known.extent[1])
         # Rows never change, and row numbers are not reused: an equal count means that no row was deleted.
         if known is None or known.extent[0] + sum(row <= extent[1] for row, _ in added) != extent[0]:
             known = _Scope((0, 0), np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32))
-            added = self._tables.vectors(scope, 0)
+            added = self._vectors(scope, 0)
         if not added:
             return known
         rows = np.array([row for row, _ in added], dtype=np.int64)
@@ -285,14 +228,15 @@ class VectorSearch:
             rows, vectors = np.concatenate([known.rows, rows]), np.concatenate([known.vectors, vectors])
         return _Scope((len(rows), int(rows[-1])), rows, vectors)
 
+    def _vectors(self, scope: str, after: int) -> list[tuple[int, bytes]]:
+        query = "select id, vector from main.entries where scope = ? and id > ? and vector is not null order by id"
+        return [(int(row), bytes(vector)) for row, vector in self._tables.rows(query, scope, after)]
+
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The entries of some tables, and the search for them."""
-
     tables: MemoryTables
-    #: None: the most recent entries are found
-    search: VectorSearch | None
+    search: VectorSearch | None  # None: the newest entries are found
 
     def add(self, scope: str, entry: MemoryEntry) -> None:
         self.tables.add(scope, entry, self._vector_of(entry))
@@ -305,33 +249,27 @@ class _Entries:
         return self.search.search(scope, query, most)
 
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Apply the policy, again if another process changed the scope in between."""
-        while not self._evict(scope, policy):
-            pass
-
-    def _evict(self, scope: str, policy: EvictionPolicy) -> bool:
-        stored = self.tables.entries(scope)
-        kept = list(policy.apply([each.entry for each in stored]))
-        positions = {id(each.entry): position for position, each in enumerate(stored)}
-        found = [positions.get(id(entry), -1) for entry in kept]
-        if -1 not in found and found == sorted(set(found)):
-            left = set(found)
-            return self.tables.replace(
-                scope, [each.row for position, each in enumerate(stored) if position not in left], []
-            )
-        # The policy merged or reordered entries.
-        new = [(entry, self._vector_of(entry)) for entry in kept]
-        return self.tables.replace(scope, [each.row for each in stored], new)
+        """Apply the policy, again if another process changed the scope meanwhile."""
+        is_done = False
+        while not is_done:
+            stored = self.tables.entries(scope)
+            kept = list(policy.apply([each.entry for each in stored]))
+            positions = {id(each.entry): position for position, each in enumerate(stored)}
+            found = [positions.get(id(entry), -1) for entry in kept]
+            if -1 not in found and found == sorted(set(found)):
+                left = set(found)
+                gone = [each.row for position, each in enumerate(stored) if position not in left]
+                is_done = self.tables.replace(scope, gone, [])
+            else:  # the policy merged or reordered entries
+                new = [(entry, self._vector_of(entry)) for entry in kept]
+                is_done = self.tables.replace(scope, [each.row for each in stored], new)
 
     def _vector_of(self, entry: MemoryEntry) -> bytes | None:
         return None if self.search is None else self.search.vector_of(entry.content)
 
 
 class LastingMemory(MemoryStore):
-    """Memory that several processes share and that survives them. Subclasses choose the tables.
-
-    Its methods ignore an entry whose id the scope accepted before. Without a model they find the most recent entries.
-    """
+    """Memory that several processes share and that survives them. It ignores an entry whose id the scope accepted before."""
 
     def __init__(self, tables: MemoryTables, embedding_model: EmbeddingModel | str | None) -> None:
         self._tables = tables
@@ -341,16 +279,12 @@ class LastingMemory(MemoryStore):
 
     @property
     def embedding_model(self) -> EmbeddingModel | None:
-        """Model of the vectors; None: the most recent entries are found."""
+        """Model of the vectors; None: the newest entries are found."""
         return self._model
 
     @property
     def long_term(self) -> StoredLongTermMemory:
-        """Long-term memory in the same tables.
-
-        Raises:
-            ValidationError: There is no embedding model.
-        """
+        """Long-term memory in the same tables. `ValidationError` without an embedding model."""
         if self._entries.search is None:
             name = type(self).__name__
             raise ValidationError(f"{name} long_term needs an embedding_model, such as embedding_model='local'")
@@ -367,7 +301,7 @@ class LastingMemory(MemoryStore):
         self._entries.add(scope, entry)
 
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the most similar entries; without a model the most recent ones, oldest first."""
+        """Return the most similar entries; without a model the newest ones."""
         check_retrieval(scope, max_results)
         return self._entries.find(scope, query, max_results)
 
@@ -381,7 +315,7 @@ class LastingMemory(MemoryStore):
         self._tables.clear(scope)
 
     def scopes(self) -> Mapping[str, int]:
-        """Return the number of entries by scope, without long-term memory."""
+        """Return the number of entries by scope."""
         return {scope: count for scope, count in self._tables.scopes().items() if scope != LONG_TERM}
 
     def close(self) -> None:
@@ -401,20 +335,16 @@ class StoredLongTermMemory:
         return None if self._entries.search is None else self._entries.search.model
 
     def store(self, entry: MemoryEntry) -> None:
-        """Store an entry, unless its id was accepted before.
-
-        Raises:
-            ValidationError: The entry or its content is None.
-        """
+        """Store an entry, unless its id was accepted before."""
         check_long_term_entry(entry)
         self._entries.add(LONG_TERM, entry)
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the most similar entries; an empty list for a blank query."""
+        """Return the most similar entries; none for a blank query."""
         return self._entries.find(LONG_TERM, query, max_results)
 
     def evict(self, policy: EvictionPolicy) -> None:
-        """Replace the entries by the entries that the policy returns."""
+        """Replace the entries by those of the policy."""
         check_policy(policy)
         self._entries.evict(LONG_TERM, policy)
 
@@ -430,24 +360,26 @@ class StoredEntityMemory:
         self._tables = tables
 
     def put(self, name: str, fact: str) -> None:
-        """Store a fact and replace an earlier one of that name.
-
-        Raises:
-            ValidationError: The name is blank, or the fact is None.
-        """
-        self._tables.put_fact(check_fact(name, fact), fact)
+        """Store a fact, or replace it."""
+        query = (
+            "insert into main.entities (name, fact) values (?, ?) on conflict (name) do update set fact = excluded.fact"
+        )
+        self._tables.change(query, check_fact(name, fact), self._tables.fact_text(fact))
 
     def get(self, name: str | None) -> str | None:
         """Return the fact of a name, or None."""
-        return None if name is None else self._tables.fact(name.strip())
+        if name is None:
+            return None
+        rows = self._tables.rows("select fact from main.entities where name = ?", name.strip())
+        return self._tables.text_of(rows[0][0]) if rows else None
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, in the order of their first storage, read-only."""
+        """Return all facts by name, read-only."""
         return MappingProxyType(self._tables.facts())
 
     def is_empty(self) -> bool:
         """Return whether there are no facts."""
-        return not self._tables.has_facts()
+        return not self._tables.rows("select 1 from main.entities limit 1")
 
     def remove(self, name: str) -> None:
         """Delete a fact."""
@@ -455,25 +387,20 @@ class StoredEntityMemory:
 
 
 class LastingReflectionStore(ABC):
-    """Reflections that several processes share and that survive them. Subclasses choose the tables."""
-
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
         self._has_table = False
 
     @abstractmethod
     def _make_table(self) -> None:
-        """Create the table of reflections if it is missing. Databases of memory alone do not need it."""
+        """Create the table if it is missing."""
 
     @abstractmethod
     def _put(self, key: str, reflection: TaskReflection) -> None: ...
 
     def _key_text(self, key: str) -> str:
-        """Return a key as its column contains it."""
+        """Return a key in the form of its column."""
         return key
-
-    def _key_of(self, text: str) -> str:
-        return text
 
     def _open(self) -> MemoryTables:
         if not self._has_table:
@@ -482,24 +409,14 @@ class LastingReflectionStore(ABC):
         return self._tables
 
     def store(self, key: str, reflection: TaskReflection) -> None:
-        """Store a reflection and replace an earlier one of that key.
-
-        Raises:
-            ValidationError: The key is blank, or the value is not a `TaskReflection`.
-            EnsembleError: The file or database cannot be used.
-        """
-        key = check_reflection_key(key)
+        """Store a reflection, or replace it."""
+        key = self._key_text(check_reflection_key(key))
         check_reflection(reflection)
         self._open()
         self._put(key, reflection)
 
     def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key, or None.
-
-        Raises:
-            ValidationError: The key is blank.
-            EnsembleError: The file or database cannot be used.
-        """
+        """Return the reflection of a key, or None."""
         text = self._key_text(check_reflection_key(key))
         rows = self._open().rows("select body from main.reflections where key = ?", text)
         return TaskReflection(**json.loads(rows[0][0])) if rows else None
@@ -507,7 +424,7 @@ class LastingReflectionStore(ABC):
     def reflections(self) -> Mapping[str, TaskReflection]:
         """Return all reflections by key."""
         rows = self._open().rows("select key, body from main.reflections")
-        found = {self._key_of(key): TaskReflection(**json.loads(body)) for key, body in rows}
+        found = {self._tables.text_of(key): TaskReflection(**json.loads(body)) for key, body in rows}
         return {key: found[key] for key in sorted(found)}
 
     def remove(self, key: str) -> None:

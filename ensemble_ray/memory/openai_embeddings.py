@@ -24,21 +24,15 @@ from ensemble_ray.memory.embeddings import count_embedding
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.text.foreign_text import estimate_tokens
 
-#: Vectors and the tokens that the endpoint counted for all of them, or None.
-Embedded = tuple[list[Sequence[float]], int | None]
+Embedded = tuple[list[Sequence[float]], int | None]  # vectors, and the tokens that the endpoint counted
 _VectorAndTokens = tuple[Sequence[float], int | None]
-#: Statuses that refuse a request because of one of its texts: too long, not allowed, empty.
-_REFUSALS = frozenset({400, 413, 422})
+_REFUSALS = frozenset({400, 413, 422})  # of a request because of one of its texts: too long, not allowed, empty
 
 
 @dataclass(slots=True)
 class TextBatcher:
-    """Combines the texts of concurrent calls into requests. For one event loop."""
-
-    #: requests the vectors of texts
     send: Callable[[list[str]], Awaitable[Embedded]]
-    #: limit of texts in one request
-    most: int
+    most: int  # texts in one request
     _waiting: deque[tuple[str, asyncio.Future[_VectorAndTokens]]] = field(
         default_factory=deque[tuple[str, "asyncio.Future[_VectorAndTokens]"]]
     )
@@ -58,32 +52,33 @@ class TextBatcher:
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(self.most, len(self._waiting)))]
-                await self._send_batch([each for each in batch if not each[1].done()])  # without cancelled calls
+                batch = [each for each in batch if not each[1].done()]  # without cancelled calls
+                if batch and not await self._send_batch(batch):
+                    for each in batch:
+                        await self._send_batch([each])
         finally:
             self._sending = None
 
-    async def _send_batch(self, batch: Sequence[tuple[str, asyncio.Future[_VectorAndTokens]]]) -> None:
-        if not batch:
-            return
+    async def _send_batch(self, batch: Sequence[tuple[str, asyncio.Future[_VectorAndTokens]]]) -> bool:
+        """Request vectors. Return False if the endpoint refuses the batch because of one of several texts."""
         texts = [text for text, _ in batch]
         try:
             vectors, tokens = await self.send(texts)
         except Exception as error:  # noqa: BLE001  passed to the callers
             if len(batch) > 1 and getattr(error, "status_code", None) in _REFUSALS:
-                for each in batch:
-                    await self._send_batch([each])
-                return
+                return False
             for _, found in batch:
                 if not found.done():
                     found.set_exception(error)
-            return
+            return True
         for (_, found), vector, share in zip(batch, vectors, shares_of(texts, tokens), strict=True):
             if not found.done():
                 found.set_result((vector, share))
+        return True
 
 
 def shares_of(texts: Sequence[str], tokens: int | None) -> list[int | None]:
-    """Divide the tokens of a request among its texts, by length. The sum of the shares is `tokens`."""
+    """Divide the tokens of a request among its texts, by length."""
     if tokens is None:
         return [None] * len(texts)
     total = sum(map(len, texts)) or 1
@@ -100,21 +95,18 @@ def shares_of(texts: Sequence[str], tokens: int | None) -> list[int | None]:
 
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
-#: Shorter than for chat models: embeddings arrive fast.
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # shorter than for chat models
 
 
 class OpenAIEmbeddingModel:
-    """Embeddings from an endpoint: hosted, or your own server. Fulfils `EmbeddingModel`.
-
-    The model can be pickled. It reads the key from the environment at each call, unless `api_key` is passed.
+    """Embeddings from an endpoint: hosted, or your own server. Can be pickled. Fulfils `EmbeddingModel`.
 
     Args:
         model: Name of the model at the endpoint.
         base_url: URL of the endpoint, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
-        api_key: The key; default `OPENAI_API_KEY`. Never shown.
+        api_key: The key; default `OPENAI_API_KEY`, read at each call. Never shown.
         timeout: Longest wait for an answer, s or `timedelta`.
-        max_retries: How often a failed call is repeated if the provider caused the failure.
+        max_retries: Repetitions of a call that fails because of the provider.
         batch_size: Maximum number of texts in one request.
         dimensions: Numbers per vector, for models with a choice; None: the model's default.
     """
@@ -130,11 +122,6 @@ class OpenAIEmbeddingModel:
         batch_size: int = 128,
         dimensions: int | None = None,
     ) -> None:
-        """Check the arguments. No request is sent.
-
-        Raises:
-            ValidationError: An argument is invalid.
-        """
         if not model.strip():
             raise ValidationError("OpenAIEmbeddingModel model must not be blank")
         if base_url is not None and (flaw := flaw_of(base_url)):
@@ -157,26 +144,22 @@ class OpenAIEmbeddingModel:
         self._batcher = TextBatcher(self._embed_batch, batch_size)
 
     def check_key(self) -> None:
-        """Check that a call from this process has its key.
-
-        Raises:
-            ValidationError: The endpoint needs a key, and there is none.
-        """
+        """Check that a call from this process has its key, or raise `ValidationError`."""
         self._endpoint()
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text. Concurrent calls from several threads share requests.
+        """Return the vector of a text. Concurrent calls share requests.
 
         Raises:
-            openai.APIError: The endpoint cannot be reached, refuses, fails, or returns an invalid answer.
-            ValidationError: The endpoint needs a key, and there is none.
+            openai.APIError: The request failed, or the answer is invalid.
+            ValidationError: There is no key.
         """
         vector, tokens = run_blocking(self._batcher.embed(text))
         count_embedding(estimate_tokens(len(text)) if tokens is None else tokens)
         return vector
 
     def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
-        """Return the vectors of texts, in requests of `batch_size` texts. Raises the errors of `embed`."""
+        """Return the vectors of texts, in requests of `batch_size` texts."""
         vectors: list[Sequence[float]] = []
         for start in range(0, len(texts), self._batch_size):
             batch = list(texts[start : start + self._batch_size])
@@ -195,9 +178,8 @@ class OpenAIEmbeddingModel:
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or _DEFAULT_BASE_URL
         if flaw := flaw_of(base_url):
             raise ValidationError(f"OpenAIEmbeddingModel OPENAI_BASE_URL {flaw}")
-        given = self._api_key
         in_environment = check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
-        key = in_environment if given is None else given.get_secret_value()
+        key = in_environment if self._api_key is None else self._api_key.get_secret_value()
         if not key and base_url == _DEFAULT_BASE_URL:
             raise ValidationError(
                 f"OpenAIEmbeddingModel('{self.model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of your "
@@ -240,7 +222,7 @@ class OpenAIEmbeddingModel:
 
 
 def _parse_answer(body: bytes, count: int) -> Embedded:
-    """Return the vectors of an answer in the order of the texts, and its tokens, or None; or raise `WireError`."""
+    """Return the vectors in the order of the texts, and the tokens."""
     try:
         answer = cast("Mapping[str, Any]", json.loads(body))
         if answer.get("error"):

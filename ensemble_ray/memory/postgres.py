@@ -39,16 +39,12 @@ __path__: list[str] = []
 
 T = TypeVar("T")
 
-#: Longest wait for a server that cannot be reached, s.
 _PATIENCE_S = 30.0
-#: Limit of connections per process.
 _MAX_CONNECTIONS = 4
-#: In addition to the settings of record sessions: a limit for statements and locks.
 _SESSION = {**SESSION, "lock_timeout": "60s", "statement_timeout": "120s"}
 
 SCHEMA = "ensemble_ray_memory"
-#: Version of the tables. A later version is refused.
-_VERSION = 1
+_VERSION = 1  # of the tables
 #: Key of the advisory lock for the creation of tables; an arbitrary number.
 _CREATION_LOCK = 0x6D656D6F72696573
 _EXTENSION = "vector"
@@ -92,7 +88,7 @@ SELECT EXISTS (
     WHERE n.nspname = 'ensemble_ray_memory' AND c.relname = 'version'
 )
 """
-#: Created on first use: a database of `PostgresMemory` alone does not need it.
+#: created on first use
 _REFLECTIONS = "CREATE TABLE ensemble_ray_memory.reflections (key text PRIMARY KEY, body text NOT NULL)"
 _HAS_REFLECTIONS = _EXISTS.replace("'version'", "'reflections'")
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'ensemble_ray_memory')"
@@ -114,11 +110,9 @@ _DELETE = "DELETE FROM ensemble_ray_memory.entries WHERE scope = %s AND id = ANY
 
 
 class PostgresMemory(LastingMemory):
-    """Memory in a database, which processes on several machines may share.
+    """Memory in a database, which processes on several machines may share. It is a store of scopes.
 
-    The object is a store of scopes. `long_term` and `entities` are long-term memory and facts in the same database. A server
-    with the extension pgvector searches by meaning itself; otherwise this process reads the vectors and searches.
-
+    A server with the extension pgvector searches by meaning itself; otherwise this process reads the vectors and searches.
     Examples:
         >>> PostgresMemory("postgresql://me:secret@db.example.org/team").location
         'postgresql://db.example.org:5432/team'
@@ -129,8 +123,8 @@ class PostgresMemory(LastingMemory):
 
         Args:
             dsn: The database: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`. The password is never shown.
-            embedding_model: Finds entries by meaning: a model, `"local"` or `"openai:MODEL"`. None: the most recent entries of
-                a scope are found, whatever the query, and there is no long-term memory.
+            embedding_model: Finds entries by meaning: a model, `"local"` or `"openai:MODEL"`. None: the newest entries of a
+                scope are found, and there is no long-term memory.
 
         Raises:
             ValidationError: The URL is invalid, the model is unknown, or a package is missing.
@@ -151,9 +145,7 @@ class PostgresMemory(LastingMemory):
 
 
 class PostgresReflectionStore(LastingReflectionStore):
-    """Reflections in a database, which processes on several machines may share. Fulfils `ReflectionStore`.
-
-    The database may be the database of a `PostgresMemory`.
+    """Reflections in a database, which machines may share. Fulfils `ReflectionStore`.
 
     Examples:
         >>> PostgresReflectionStore("postgresql://me:secret@db.example.org/team").location
@@ -161,14 +153,7 @@ class PostgresReflectionStore(LastingReflectionStore):
     """
 
     def __init__(self, dsn: str) -> None:
-        """Parse the URL. The tables are created on first use.
-
-        Args:
-            dsn: The database: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`. The password is never shown.
-
-        Raises:
-            ValidationError: The URL is invalid, or the driver is not installed.
-        """
+        """Parse the URL `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`. The tables are created on first use."""
         self._dsn = dsn
         self._database = MemoryDatabase(dsn)
         super().__init__(self._database)
@@ -179,19 +164,24 @@ class PostgresReflectionStore(LastingReflectionStore):
         return self._database.location
 
     def _make_table(self) -> None:
-        self._database.run(_ensure_reflections)
+        def making(connection: Connection) -> None:
+            if _ask(connection, _HAS_REFLECTIONS):  # an existing table needs no right to create one
+                return
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATION_LOCK])
+                if not _ask(connection, _HAS_REFLECTIONS):  # no other process was faster
+                    connection.execute(_REFLECTIONS)
+
+        self._database.run(making)
 
     def _put(self, key: str, reflection: TaskReflection) -> None:
         self._database.change(
             "insert into main.reflections (key, body) values (?, ?) on conflict (key) do update set body = excluded.body",
-            *(self._key_text(key), json.dumps(reflection.to_data())),
+            *(key, json.dumps(reflection.to_data())),
         )
 
     def _key_text(self, key: str) -> str:
         return json.dumps(key)  # a text in PostgreSQL cannot contain NUL
-
-    def _key_of(self, text: str) -> str:
-        return cast("str", json.loads(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (PostgresReflectionStore, (self._dsn,))
@@ -201,10 +191,7 @@ class PostgresReflectionStore(LastingReflectionStore):
 
 
 class MemoryDatabase(MemoryTables):
-    """The tables of one database, and the connections to it."""
-
     def __init__(self, dsn: str) -> None:
-        """Parse the URL, without a connection."""
         self._parameters = parameters_of(dsn, needed_by="Memories in PostgreSQL need")
         self.location = location_of(self._parameters)
         #: quoted schema of pgvector, or None if vectors are bytes; set by the first connection
@@ -212,13 +199,7 @@ class MemoryDatabase(MemoryTables):
         self._reset_connections()
 
     def run(self, operation: Callable[[Connection], T], *, is_repeatable: bool = True) -> T:
-        """Run an operation with a connection, and repeat it when a lost server is back.
-
-        Operations that are not repeatable are not idempotent: the server may have committed them.
-
-        Raises:
-            EnsembleError: The server cannot be reached, or refuses.
-        """
+        """Run an operation, and repeat it when a lost server is back, unless the server may have committed it."""
         if self._process_id != os.getpid():  # a forked child must not use the connections of its parent
             self._reset_connections()
 
@@ -240,7 +221,6 @@ class MemoryDatabase(MemoryTables):
         )
 
     def is_made(self) -> bool:
-        """Return whether the tables exist, without a change. A later version, or no server, raises `EnsembleError`."""
         import psycopg
 
         try:
@@ -257,12 +237,7 @@ class MemoryDatabase(MemoryTables):
         return self.run(lambda connection: connection.execute(_translate(query), values).fetchall())
 
     def change(self, query: str, *values: object) -> None:
-        def changing(connection: Connection) -> None:
-            connection.execute(_translate(query), values)
-
-        self.run(changing)
-
-    # Entries.
+        self.run(lambda connection: connection.execute(_translate(query), values))
 
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
         text = _entry_text(entry)
@@ -306,8 +281,6 @@ class MemoryDatabase(MemoryTables):
 
         self.run(clearing)
 
-    # Vectors and facts.
-
     def nearest(self, scope: str, vector: bytes, most: int) -> list[MemoryEntry] | None:
         def searching(connection: Connection) -> list[tuple[Any, ...]] | None:
             if (schema := self._vector_schema) is None:
@@ -345,10 +318,8 @@ class MemoryDatabase(MemoryTables):
     def fact_text(self, fact: str) -> str:
         return _json_text(fact)
 
-    def fact_of(self, text: str) -> str:
+    def text_of(self, text: str) -> str:
         return cast("str", json.loads(text))
-
-    # Connections.
 
     def _reset_connections(self) -> None:
         # A reference to the parent's connections stays, so that the garbage collector does not close them here.
@@ -359,14 +330,16 @@ class MemoryDatabase(MemoryTables):
         self._process_id = os.getpid()
 
     def _idle_connection(self) -> Connection | None:
-        """Return an idle connection, or None; drop those that the server ended."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if _is_open(connection):
-                return connection
+            if not connection.closed:
+                waiting = select.poll()  # the server sends data on an idle connection only to end it
+                waiting.register(connection.fileno(), select.POLLIN)
+                if not waiting.poll(0):
+                    return connection
             connection.close()
 
     def _connect(self) -> Connection:
@@ -399,18 +372,19 @@ class MemoryDatabase(MemoryTables):
 
 def _entry_text(entry: MemoryEntry) -> str:
     structured = entry.structured_content
-    data = {
-        "content": entry.content,
-        "structured": None if structured is None else jsonable(structured),
-        "stored_at": None if entry.stored_at is None else entry.stored_at.isoformat(),
-        "metadata": dict(entry.metadata),
-        "entry_id": entry.entry_id,
-    }
-    return _json_text(data)
+    return _json_text(
+        {
+            "content": entry.content,
+            "structured": None if structured is None else jsonable(structured),
+            "stored_at": None if entry.stored_at is None else entry.stored_at.isoformat(),
+            "metadata": dict(entry.metadata),
+            "entry_id": entry.entry_id,
+        }
+    )
 
 
 def _json_text(data: object) -> str:
-    """Return JSON for any UTF-8 database: NUL is escaped always, other characters only if there are lone surrogates."""
+    """Return JSON without NUL, in ASCII if the data has lone surrogates, as any UTF-8 database accepts it."""
     text = json.dumps(data, ensure_ascii=False)
     try:
         text.encode()
@@ -435,15 +409,6 @@ def _entry_of(text: str) -> MemoryEntry:
     )
 
 
-def _is_open(connection: Connection) -> bool:
-    """Return whether an idle connection is alive: the server sends data on it only to end it. No request is sent."""
-    if connection.closed:
-        return False
-    waiting = select.poll()
-    waiting.register(connection.fileno(), select.POLLIN)
-    return not waiting.poll(0)
-
-
 def _has_tables(connection: Connection, location: str) -> bool:
     if not _ask(connection, _EXISTS):
         return False
@@ -456,7 +421,6 @@ def _has_tables(connection: Connection, location: str) -> bool:
 
 
 def _ensure_tables(connection: Connection, location: str) -> None:
-    """Create the tables if they are missing. Several processes may do so at the same time."""
     if _has_tables(connection, location):
         return
     encoding = _ask(connection, "SELECT current_setting('server_encoding')")
@@ -477,18 +441,8 @@ def _ensure_tables(connection: Connection, location: str) -> None:
         connection.execute("INSERT INTO ensemble_ray_memory.version VALUES (%s)", [_VERSION])
 
 
-def _ensure_reflections(connection: Connection) -> None:
-    """Create the table of reflections if it is missing. Several processes may do so at the same time."""
-    if _ask(connection, _HAS_REFLECTIONS):  # an existing table needs no right to create one
-        return
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATION_LOCK])
-        if not _ask(connection, _HAS_REFLECTIONS):
-            connection.execute(_REFLECTIONS)
-
-
 def _extension(connection: Connection) -> str | None:
-    """Return the quoted schema of pgvector, created if the server and the user's rights permit; None: there is none."""
+    """Return the quoted schema of pgvector, or None; create the extension if server and rights permit."""
     import psycopg
 
     found = _ask(connection, _EXTENSION_SCHEMA)

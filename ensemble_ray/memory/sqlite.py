@@ -22,8 +22,7 @@ from ensemble_ray.values.trace import jsonable
 #: This module was a package: `process/moved.py` finds its old modules.
 __path__: list[str] = []
 
-#: Version of the tables. A file of a later version is refused.
-_VERSION = 1
+_VERSION = 1  # of the tables
 _TABLES = """
 create table if not exists entries (
     id integer primary key autoincrement,
@@ -43,17 +42,13 @@ create table if not exists entities (id integer primary key autoincrement, name 
 create table if not exists embedding (id integer primary key check (id = 1), model text not null, dimensions integer not null);
 """
 _COLUMNS = "id, content, structured, stored_at, metadata, entry_id"
-#: Longest wait for a change by another process, s.
 _PATIENCE_S = 60.0
-#: Created on first use: a file of `SqliteMemory` alone does not need it.
+#: created on first use
 _REFLECTIONS = "create table if not exists reflections (key text primary key, run_count integer not null, body text not null) without rowid"
 
 
 class SqliteMemory(LastingMemory):
-    """Memory in one file, which several processes may share.
-
-    The object is a store of scopes. `long_term` and `entities` are long-term memory and facts in the same file.
-
+    """Memory in one file, which processes may share. It is a store of scopes.
     Examples:
         >>> SqliteMemory("/var/lib/team/memory.db").path.name
         'memory.db'
@@ -64,8 +59,8 @@ class SqliteMemory(LastingMemory):
 
         Args:
             path: The file.
-            embedding_model: Finds entries by meaning: a model, `"local"` or `"openai:MODEL"`. None: the most recent entries of
-                a scope are found, whatever the query, and there is no long-term memory.
+            embedding_model: Finds entries by meaning: a model, `"local"` or `"openai:MODEL"`. None: the newest entries of a
+                scope are found, and there is no long-term memory.
 
         Raises:
             ValidationError: The model is unknown, or a package is missing.
@@ -86,9 +81,7 @@ class SqliteMemory(LastingMemory):
 
 
 class SqliteReflectionStore(LastingReflectionStore):
-    """Reflections in one file, which several processes may share. Fulfils `ReflectionStore`.
-
-    The file may be the file of a `SqliteMemory`.
+    """Reflections in one file, which processes may share. Fulfils `ReflectionStore`.
 
     Examples:
         >>> SqliteReflectionStore("/var/lib/team/memory.db").path.name
@@ -126,8 +119,6 @@ class SqliteReflectionStore(LastingReflectionStore):
 
 
 class MemoryFile(MemoryTables):
-    """The tables of one file, with one connection per process."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.location = str(path)
@@ -137,7 +128,6 @@ class MemoryFile(MemoryTables):
 
     @contextmanager
     def _using(self) -> Generator[sqlite3.Connection]:
-        """Yield the connection, to one thread at a time."""
         with self._lock, no_fork():
             if self._connection is None:
                 self._connection = self._open()
@@ -145,7 +135,6 @@ class MemoryFile(MemoryTables):
 
     @contextmanager
     def _changing(self) -> Generator[sqlite3.Connection]:
-        """Yield the connection in a transaction, which an error rolls back."""
         with self._using() as connection:
             connection.execute("begin immediate")
             try:
@@ -170,7 +159,7 @@ class MemoryFile(MemoryTables):
             self._connection = None
 
     def after_fork(self) -> None:
-        """Drop the parent's connection: SQLite would mistake the parent's locks for the child's. Close it only if it was idle."""
+        """Drop the parent's connection, whose locks SQLite would mistake for the child's. Close it only if it was idle."""
         if was_quiet():
             self.close()
         else:
@@ -222,7 +211,16 @@ class MemoryFile(MemoryTables):
             create_private_file(self.path, b"")  # memory may contain personal data
         try:
             connection = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
-            _check_database(connection, self.path)
+            version = connection.execute("pragma user_version").fetchone()[0]
+            tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+            if tables and not {"entries", "taken", "entities", "embedding"} <= tables:
+                connection.close()
+                raise EnsembleError(f"{self.path} cannot be used as a memory file: it is a database of something else")
+            if version > _VERSION:
+                connection.close()
+                raise EnsembleError(
+                    f"{self.path} was written by a later version of ensemble_ray: it cannot be read here"
+                )
             connection.execute("pragma journal_mode = wal")
             # A power failure may lose the last changes, but never part of one.
             connection.execute("pragma synchronous = normal")
@@ -234,41 +232,18 @@ class MemoryFile(MemoryTables):
         return connection
 
 
-def _check_database(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a foreign database, or one of a later version, before any change."""
-    version = connection.execute("pragma user_version").fetchone()[0]
-    tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-    if tables and not {"entries", "taken", "entities", "embedding"} <= tables:
-        connection.close()
-        raise EnsembleError(f"{path} cannot be used as a memory file: it is a database of something else")
-    if version > _VERSION:
-        connection.close()
-        raise EnsembleError(f"{path} was written by a later version of ensemble_ray: it cannot be read here")
-
-
 def _insert(connection: sqlite3.Connection, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
     structured = None if entry.structured_content is None else json.dumps(jsonable(entry.structured_content))
+    stored_at = None if entry.stored_at is None else entry.stored_at.isoformat()
+    content: str | bytes = entry.content
+    try:
+        entry.content.encode()
+    except UnicodeEncodeError:  # UTF-8 cannot encode lone surrogates
+        content = entry.content.encode("utf-8", "surrogatepass")
     connection.execute(
         "insert into entries (scope, content, structured, stored_at, metadata, entry_id, vector) values (?, ?, ?, ?, ?, ?, ?)",
-        (
-            scope,
-            _as_stored(entry.content),
-            structured,
-            None if entry.stored_at is None else entry.stored_at.isoformat(),
-            json.dumps(dict(entry.metadata)),
-            entry.entry_id,
-            vector,
-        ),
+        (scope, content, structured, stored_at, json.dumps(dict(entry.metadata)), entry.entry_id, vector),
     )
-
-
-def _as_stored(text: str) -> str | bytes:
-    """Return a text for a column. A text with lone surrogates, which UTF-8 cannot encode, becomes bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-    return text
 
 
 def _to_stored(row: tuple[int, str | bytes, str | None, str | None, str, str]) -> StoredEntry:

@@ -19,7 +19,7 @@ from ensemble_ray.values.value import Value
 
 
 class NotPicklable:
-    """Base of memory that exists only in the process that created it; a copy would miss later changes."""
+    """Memory that exists only in its process: a copy would miss later changes."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -36,11 +36,7 @@ class InMemoryEntityMemory(NotPicklable):
         self._lock = new_lock()
 
     def put(self, name: str, fact: str) -> None:
-        """Store a fact and replace an earlier one of that name.
-
-        Raises:
-            ValidationError: The name is blank, or the fact is None.
-        """
+        """Store a fact, or replace it."""
         name = check_fact(name, fact)
         with self._lock:
             self._facts[name] = fact
@@ -50,7 +46,7 @@ class InMemoryEntityMemory(NotPicklable):
         return None if name is None else self._facts.get(name.strip())
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, in the order of their first storage, read-only."""
+        """Return all facts by name, read-only."""
         with self._lock:
             return MappingProxyType(dict(self._facts))
 
@@ -60,7 +56,6 @@ class InMemoryEntityMemory(NotPicklable):
 
 
 def check_fact(name: str | None, fact: str | None) -> str:
-    """Return the stripped name; a blank name or no fact raises `ValidationError` (S-MEM-41)."""
     if name is None or not name.strip():
         raise ValidationError("entity_name must not be None or blank")
     if fact is None:
@@ -69,11 +64,10 @@ def check_fact(name: str | None, fact: str | None) -> str:
 
 
 class InMemoryEmbeddingStore(NotPicklable):
-    """Texts by vector, in this process. A search compares all of them. Fulfils `EmbeddingStore`."""
+    """Texts by vector, in this process. Fulfils `EmbeddingStore`."""
 
     def __init__(self) -> None:
-        #: (vector of length 1, text, metadata)
-        self._texts: list[tuple[tuple[float, ...], str, Mapping[str, str]]] = []
+        self._texts: list[tuple[tuple[float, ...], str, Mapping[str, str]]] = []  # (unit vector, text, metadata)
         self._lock = new_lock()
 
     def add(self, vector: Sequence[float], text: str, metadata: Mapping[str, str]) -> None:
@@ -106,75 +100,53 @@ class InMemoryEmbeddingStore(NotPicklable):
 
 
 def _of_length_one(vector: Sequence[float]) -> tuple[float, ...]:
-    """Return the unit vector of that direction. The null vector has none and stays: its similarity to all others is 0."""
+    """Return the unit vector; the null vector stays, with a similarity of 0 to all others."""
     length = math.hypot(*vector)
     return tuple(each / length for each in vector) if length else tuple(vector)
 
 
-#: Methods of a memory store (S-MEM-60).
 STORE_METHODS = ("store", "retrieve", "evict", "clear")
 
 
 class MemoryStore(ABC):
-    """Stores entries by scope. Threads may call the methods at the same time.
+    """Stores entries by scope. Threads may call the methods at the same time. A blank scope raises `ValidationError`.
 
     Derive from it for a store of your own, or pass any object with these four methods; they may be async.
     """
 
     @abstractmethod
     def store(self, scope: str, entry: MemoryEntry) -> None:
-        """Store an entry.
-
-        Raises:
-            ValidationError: The scope is blank, or the entry is None.
-        """
+        """Store an entry."""
 
     @abstractmethod
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return entries of a scope that are relevant to the query.
-
-        Raises:
-            ValidationError: The scope is blank, or `max_results` is not positive.
-        """
+        """Return at most `max_results` (> 0) entries that are relevant to the query."""
 
     @abstractmethod
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Replace the entries of a scope by the entries that the policy returns.
-
-        Raises:
-            ValidationError: The scope is blank, or the policy is None.
-        """
+        """Replace the entries of a scope by those of the policy."""
 
     @abstractmethod
     def clear(self, scope: str) -> None:
-        """Delete the entries of a scope.
-
-        Raises:
-            ValidationError: The scope is blank.
-            NotImplementedError: The store cannot delete a scope.
-        """
+        """Delete the entries of a scope. `NotImplementedError` if the store cannot."""
 
     @staticmethod
     def in_memory() -> MemoryStore:
-        """Return a store in this process. It returns the most recent entries, whatever the query."""
+        """Return a store in this process. It finds the newest entries."""
         return InMemoryStore()
 
     @staticmethod
     def embeddings(*, embedding_model: EmbeddingModel, embedding_store: EmbeddingStore) -> MemoryStore:
-        """Return a store that finds entries by similarity of their embeddings."""
+        """Return a store that finds entries by similarity."""
         return EmbeddingMemoryStore(embedding_model=embedding_model, embedding_store=embedding_store)
 
 
 class InMemoryStore(NotPicklable, MemoryStore):
-    """Entries by scope. A retrieval returns the most recent ones, oldest first, whatever the query (S-MEM-63).
-
-    An entry whose id a scope accepted before is ignored.
-    """
+    """Entries by scope. A retrieval returns the newest, oldest first; an entry with an accepted id is ignored (S-MEM-63)."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, list[MemoryEntry]] = {}
-        #: scope -> accepted ids, including ids of evicted entries
-        self._ids: dict[str, set[str]] = {}
+        self._ids: dict[str, set[str]] = {}  # accepted ids by scope, with those of evicted entries
         self._lock = new_lock()
 
     def store(self, scope: str, entry: MemoryEntry) -> None:
@@ -227,7 +199,6 @@ class EmbeddingMemoryStore(MemoryStore):
         self._texts.add(self._model.embed(entry.content), entry.content, {**metadata_of(entry), SCOPE: scope})
 
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the entries of a scope that are most similar to the query; an empty list for a blank query."""
         check_retrieval(scope, max_results)
         if query is None or not query.strip():
             return []
@@ -268,7 +239,6 @@ def check_retrieval(scope: str | None, max_results: int) -> None:
         raise ValidationError(f"max_results must be > 0, got: {max_results}")
 
 
-#: Methods of a reflection store (S-REFL-5).
 REFLECTION_METHODS = ("store", "retrieve")
 
 
@@ -280,22 +250,14 @@ class InMemoryReflectionStore(NotPicklable):
         self._lock = new_lock()
 
     def store(self, key: str, reflection: TaskReflection) -> None:
-        """Store a reflection and replace an earlier one of that key.
-
-        Raises:
-            ValidationError: The key is blank, or the value is not a `TaskReflection`.
-        """
+        """Store a reflection, or replace it."""
         key = check_reflection_key(key)
         check_reflection(reflection)
         with self._lock:
             self._reflections[key] = reflection
 
     def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key, or None.
-
-        Raises:
-            ValidationError: The key is blank.
-        """
+        """Return the reflection of a key, or None."""
         with self._lock:
             return self._reflections.get(check_reflection_key(key))
 
@@ -327,7 +289,7 @@ class EnsembleMemory(Value):
         long_term: Stores outputs across runs; a task sees the relevant ones.
         entity_memory: Facts that each task sees. Only the user writes them.
         long_term_max_results: How many entries of `long_term` a task sees; > 0.
-        extractor: Returns the text of a `TaskOutput` that `long_term` stores, or None to store no entry. Default: its raw text.
+        extractor: Returns the text of a `TaskOutput` to store in `long_term`, or None for no entry. Default: its raw text.
     """
 
     short_term: Annotated[bool, Strict()] = False

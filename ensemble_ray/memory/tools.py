@@ -1,7 +1,4 @@
-"""Memory as agents and runs use it: `MemoryTool`, `EntityMemoryTool`, and the memory of one run.
-
-A tool may run in another process than its store. It then calls the store through the driver of the run.
-"""
+"""Memory as agents and runs use it: `MemoryTool`, `EntityMemoryTool`, and the memory of one run."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from ensemble_ray.values.task_output import TaskOutput
 
 
-#: Service of the driver that calls held objects.
 HELD_SERVICE = "held_object"
 #: Methods that other processes may call.
 _METHODS = frozenset({"store", "retrieve", "get"})
@@ -47,7 +43,7 @@ _held: WeakValueDictionary[str, HeldObject] = WeakValueDictionary()
 
 
 class HeldObject:
-    """An object of this process. A pickled copy is a proxy that calls the object in its process."""
+    """An object of this process. A pickled copy is a proxy."""
 
     def __init__(self, thing: object) -> None:
         self._id = new_object_id()
@@ -61,15 +57,14 @@ class HeldObject:
 
     @property
     def thing(self) -> Any:
-        """The object in its own process, None in a proxy."""
+        """The object; None in a proxy."""
         return self._thing if self.is_here else None
 
     async def call(self, method: str, *arguments: object) -> object:
-        """Call a method of the object in its process. Errors are raised here; `IllegalStateError` without a way to it."""
+        """Call a method of the object in its process; `IllegalStateError` if it cannot be reached."""
         if self.is_here:
-            return await call_user(
-                cast("Callable[..., object | Awaitable[object]]", getattr(self._thing, method)), *arguments
-            )
+            here_method = cast("Callable[..., object | Awaitable[object]]", getattr(self._thing, method))
+            return await call_user(here_method, *arguments)
         here = services()
         if here is None or here.driver is None:
             raise IllegalStateError(
@@ -93,12 +88,11 @@ class HeldObject:
 
 
 def _find(held_id: str, process_id: int) -> HeldObject:
-    # A function, because pickle refers to it by name.
-    return HeldObject.find(held_id, process_id)
+    return HeldObject.find(held_id, process_id)  # a function, because pickle refers to it by name
 
 
 def has_held_objects() -> bool:
-    """Return whether this process holds objects for tools, so that a runtime must accept their calls."""
+    """Return whether this process holds objects for tools."""
     return any(each.is_here for each in list(_held.values()))
 
 
@@ -119,19 +113,12 @@ _SOURCE = "MemoryTool"
 
 
 class MemoryTool:
-    """Two tools over one scope of a store: `store_memory` and `retrieve_memory`."""
+    """`store_memory` and `retrieve_memory` over one scope of a store."""
 
     def __init__(self, scope: str, store: MemoryStore) -> None:
-        """Check the arguments.
-
-        Raises:
-            ValidationError: The scope is blank, or the store is None.
-        """
-        scope_given: str | None = scope
-        store_given: MemoryStore | None = store
-        if scope_given is None or not scope_given.strip():
+        if not cast("str | None", scope) or not scope.strip():
             raise ValidationError("MemoryTool scope must not be None or blank")
-        if store_given is None:
+        if cast("MemoryStore | None", store) is None:
             raise ValidationError("MemoryTool memory_store must not be None")
         self._scope = scope
         self._store = HeldObject(store)
@@ -187,7 +174,6 @@ class EntityMemoryTool(AbstractAgentTool):
         self._memory = HeldObject(entity_memory)
 
     async def do_execute(self, text: str, /) -> ToolResult:
-        """Return the fact, or the message that there is none."""
         fact = cast("str | None", await self._memory.call("get", text))
         return ToolResult.success(f"No known facts about: {text.strip()}" if fact is None else fact)
 
@@ -197,7 +183,6 @@ _MAX_SCOPE_ENTRIES = 5
 
 
 def rules_of(memory: EnsembleMemory | None, store: MemoryStore | None) -> MemoryRules | None:
-    """Return the kinds of memory of a run; None: it has none."""
     if memory is None and store is None:
         return None
     return MemoryRules(
@@ -210,14 +195,13 @@ def rules_of(memory: EnsembleMemory | None, store: MemoryStore | None) -> Memory
 
 
 class LocalRunMemory:
-    """The memory of one run. Its short-term memory starts empty (S-MEM-5). Fulfils `RunMemory`."""
+    """The memory of one run. Fulfils `RunMemory`."""
 
     def __init__(self, memory: EnsembleMemory | None, store: MemoryStore | None) -> None:
         self._memory = memory
         self._store = store
-        #: instance -> (role, description, content), in recording order
-        self._short_term: dict[str, tuple[str, str, str]] = {}
-        #: entry id -> storage of the note; a repeated request after the death of a process awaits the same task
+        self._short_term: dict[str, tuple[str, str, str]] = {}  # instance -> (role, description, content)
+        #: by entry id; a repeated request after the death of a process awaits the same task
         self._storing: dict[str, asyncio.Task[RememberedNote]] = {}
 
     async def recall(self, query: MemoryQuery) -> RecalledMemory:
@@ -255,26 +239,24 @@ class LocalRunMemory:
                 ) from error
 
     def restore(self, instance: str, output: TaskOutput) -> None:
-        """Add a recorded output of an earlier process to short-term memory."""
+        """Add a recorded output to short-term memory."""
         self._short_term[instance] = (output.agent_role, output.task_description, output.raw)
 
     async def _find(self, query: MemoryQuery) -> RecalledMemory:
         scopes: list[tuple[str, tuple[str, ...]]] = []
         for scope in query.scopes:
-            found = (
-                ()
-                if self._store is None
-                else await call_user(self._store.retrieve, scope, query.text, _MAX_SCOPE_ENTRIES)
-            )
+            found: Sequence[MemoryEntry] = ()
+            if self._store is not None:
+                found = await call_user(self._store.retrieve, scope, query.text, _MAX_SCOPE_ENTRIES)
             scopes.append((scope, tuple(entry.content for entry in found)))
         memory = self._memory
         if not query.uses_ensemble or memory is None:
             return RecalledMemory(scopes=tuple(scopes))
         long_term, entities = memory.long_term, memory.entity_memory
         began = time.monotonic()
-        entries = (
-            () if long_term is None else await call_user(long_term.retrieve, query.text, memory.long_term_max_results)
-        )
+        entries: Sequence[MemoryEntry] = ()
+        if long_term is not None:
+            entries = await call_user(long_term.retrieve, query.text, memory.long_term_max_results)
         retrieved = time.monotonic()
         facts = {} if entities is None else await call_user(entities.get_all)
         return RecalledMemory(

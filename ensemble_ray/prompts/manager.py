@@ -6,11 +6,8 @@ The manager's limits are in the description of its tool, which also enforces the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 
-from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import ManagerPromptContext, ManagerPromptStrategy
-from ensemble_ray.definition.task import Task
 from ensemble_ray.prompts.task import context_section
 
 #: Default user prompt, in place of a blank one (S-HIER-10).
@@ -44,7 +41,11 @@ class DefaultManagerPromptStrategy:
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str:
         """Return the manager's duty, its workers numbered from 1, and instructions for delegating."""
-        agents = [_agent(number, agent) for number, agent in enumerate(context.agents, start=1)]
+        agents: list[str] = []
+        for number, agent in enumerate(context.agents, start=1):
+            background = (agent.background or "").strip()
+            more = f"\n   Background: {background}" if background else ""
+            agents.append(f"{number}. {agent.role}\n   Goal: {agent.goal}{more}")
         purpose = (context.workflow_description or "").strip()
         parts = [_DUTY, f"What this is for: {purpose}" if purpose else "", "Your agents:", *agents, _WAYS]
         return "\n\n".join(part for part in parts if part)
@@ -52,7 +53,15 @@ class DefaultManagerPromptStrategy:
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str:
         """Return outputs from before the run, every task numbered from 1, and the form of the final answer."""
         numbers = {task.object_id: number for number, task in enumerate(context.tasks, start=1)}
-        tasks = [_task(number, task, numbers) for number, task in enumerate(context.tasks, start=1)]
+        tasks: list[str] = []
+        for number, task in enumerate(context.tasks, start=1):
+            lines = [f"Task {number}: {task.description}", f"Expected output: {task.expected_output}"]
+            if task.agent is not None:
+                lines.append(f"Suggested agent: {task.agent.role}")
+            needed = [f"Task {numbers[entry.object_id]}" for entry in task.context if entry.object_id in numbers]
+            if needed:
+                lines.append(f"Needs the results of: {', '.join(needed)}")
+            tasks.append("\n".join(lines))
         parts = [context_section(context.previous_outputs), "Get these tasks done by your agents:", *tasks, _CLOSING]
         return "\n\n".join(part for part in parts if part)
 
@@ -75,21 +84,3 @@ def _text_of(value: object, strategy: object, method: str) -> str:
         value.close()  # avoids a warning
         advice = "; it must not be async"
     raise TypeError(f"{type(strategy).__name__}.{method} must return text, got: {shown}{advice}")
-
-
-def _agent(number: int, agent: Agent) -> str:
-    lines = [f"{number}. {agent.role}", f"   Goal: {agent.goal}"]
-    background = (agent.background or "").strip()
-    if background:
-        lines.append(f"   Background: {background}")
-    return "\n".join(lines)
-
-
-def _task(number: int, task: Task, numbers: Mapping[str, int]) -> str:
-    lines = [f"Task {number}: {task.description}", f"Expected output: {task.expected_output}"]
-    if task.agent is not None:
-        lines.append(f"Suggested agent: {task.agent.role}")
-    needed = [f"Task {numbers[entry.object_id]}" for entry in task.context if entry.object_id in numbers]
-    if needed:
-        lines.append(f"Needs the results of: {', '.join(needed)}")
-    return "\n".join(lines)

@@ -216,25 +216,20 @@ def _fields(output_type: object) -> Mapping[str, object]:
     if known is not None:
         config: object = getattr(origin, "model_config", None) or getattr(origin, "__pydantic_config__", None)
         by_name = isinstance(config, Mapping) and config.get("validate_by_alias") is False
-        return {
-            (name if by_name else _json_name(name, field)): field.annotation
-            for name, field in known.items()
-            if field.init is not False
-        }
+        found: dict[str, object] = {}
+        for name, field in known.items():
+            alias = field.validation_alias or field.alias
+            if isinstance(alias, pydantic.AliasChoices):
+                alias = alias.choices[0]
+            if isinstance(alias, pydantic.AliasPath):
+                alias = str(alias.path[0]) if len(alias.path) == 1 else name
+            if field.init is not False:
+                found[name if by_name else alias or name] = field.annotation
+        return found
     hints = typing.get_type_hints(origin, include_extras=True)
     if dataclasses.is_dataclass(origin):
         return {field.name: hints[field.name] for field in dataclasses.fields(origin) if field.init}
     return hints
-
-
-def _json_name(name: str, field: FieldInfo) -> str:
-    """Return the name of a field in JSON input."""
-    alias = field.validation_alias or field.alias
-    if isinstance(alias, pydantic.AliasChoices):
-        alias = alias.choices[0]
-    if isinstance(alias, pydantic.AliasPath):
-        return str(alias.path[0]) if len(alias.path) == 1 else name
-    return alias or name
 
 
 class _TooDeep(pydantic.BaseModel):

@@ -19,12 +19,9 @@ from dataclasses import dataclass, replace
 from ensemble_ray.prompts.task import Piece, Section, SectionKind
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
 
-#: Longest marker between head and tail, characters.
-MARKER_ROOM = 48
-#: Longest note about left-out pieces, characters.
-_NOTE_ROOM = 64
-#: Shortest form of a text, characters.
-_LEAST = 100 * CHARACTERS_PER_TOKEN
+MARKER_ROOM = 48  # longest marker between head and tail, characters
+_NOTE_ROOM = 64  # longest note about left-out pieces, characters
+_LEAST = 100 * CHARACTERS_PER_TOKEN  # shortest form of a text, characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +29,8 @@ class SectionCut:
     """Missing part of a section, or of one of its pieces."""
 
     label: str
-    #: before the cut
-    tokens: int
-    #: 0: not cut
-    cut_tokens: int
+    tokens: int  # before the cut
+    cut_tokens: int  # 0: not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +39,7 @@ class PackedSection:
 
     section: Section
     cuts: tuple[SectionCut, ...]
-    #: positions, in the original section, of the remaining pieces
-    kept: tuple[int, ...]
+    kept: tuple[int, ...]  # positions, in the original section, of the remaining pieces
 
 
 def pack_sections(sections: Sequence[Section], sizes: Sequence[int], room: int) -> list[PackedSection]:

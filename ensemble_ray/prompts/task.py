@@ -17,12 +17,9 @@ from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
 
-#: Text between the parts of a prompt.
-SEPARATOR = "\n\n"
-#: Characters of one context output above which a warning is logged (S-TPL-34).
-LONG_OUTPUT = 10_000
-#: Length of a task's description in a log line.
-_SHOWN = 80
+SEPARATOR = "\n\n"  # text between the parts of a prompt
+LONG_OUTPUT = 10_000  # characters of one context output above which a warning is logged (S-TPL-34)
+_SHOWN = 80  # length of a task's description in a log line
 #: Instruction of every agent (S-TPL-16, S-TPL-20).
 _INSTRUCTION = (
     "You must produce a final answer that matches the expected output of the task you are given. "
@@ -94,10 +91,8 @@ class SectionKind(Enum):
 class Piece:
     """An entry of a section."""
 
-    #: source of the text, for reports of cuts
-    label: str
-    #: text around it, which is never shortened
-    before: str = ""
+    label: str  # source of the text, for reports of cuts
+    before: str = ""  # text around it, which is never shortened
     text: str
     after: str = ""
 
@@ -116,17 +111,13 @@ class Section:
     """A part of a request that may be shortened."""
 
     kind: SectionKind
-    #: name in reports of cuts; "": each piece is reported under its own label
-    label: str = ""
+    label: str = ""  # name in reports of cuts; "": each piece is reported under its own label
     heading: str = ""
-    #: in the order of the prompt; without pieces there is no section
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...]  # in the order of the prompt; without pieces there is no section
     #: piece that is shortened first; `longest` if their value is unknown
     first_to_go: Literal["first", "last", "longest"]
-    #: whether each piece must stay, at least as a marker: a tool call needs its result
-    keeps_all: bool = False
-    #: text in place of dropped pieces
-    note: str = ""
+    keeps_all: bool = False  # whether each piece must stay, at least as a marker: a tool call needs its result
+    note: str = ""  # text in place of dropped pieces
 
     @property
     def order(self) -> list[int]:
@@ -147,8 +138,7 @@ class Section:
         return f"{self.heading}{pieces}{note}"
 
 
-#: A part of a user prompt: text that is never cut, or a section.
-PromptPart: TypeAlias = str | Section
+PromptPart: TypeAlias = str | Section  # A part of a user prompt: text that is never cut, or a section
 
 
 class ReflectionParts(NamedTuple):
@@ -290,7 +280,14 @@ def entry_piece(role: str, description: str, text: str) -> Piece:
 
 def scope_sections(memory: RecalledMemory) -> list[Section]:
     """Return a section for each scope that has entries (S-MEM-73)."""
-    return [_scope_section(*each) for each in memory.scopes]
+    sections: list[Section] = []
+    for scope, contents in memory.scopes:
+        label = f"{SectionKind.SCOPE.value} '{scope}'"
+        heading = f'## Memory: {scope}\nThe memory scope "{scope}" has what follows. Use what helps you with your task.'
+        pieces = tuple(Piece(label=label, before="\n\n---\n", text=content, after="\n---") for content in contents)
+        section = Section(kind=SectionKind.SCOPE, label=label, heading=heading, pieces=pieces, first_to_go="longest")
+        sections.append(section)  # the store may order entries by age or by meaning (S-MEM-63, S-MEM-65)
+    return sections
 
 
 def memory_sections(memory: RecalledMemory) -> list[Section]:
@@ -328,17 +325,6 @@ def parse_reflection(text: str) -> ReflectionParts:
         sections.setdefault(heading[1], text[heading.end() : end].strip())
     description, expected_output, observations, suggestions = (sections.get(name, "") for name in _REFLECTION_SECTIONS)
     return ReflectionParts(description, expected_output, _items(observations), _items(suggestions))
-
-
-def _scope_section(scope: str, contents: Sequence[str]) -> Section:
-    label = f"{SectionKind.SCOPE.value} '{scope}'"
-    return Section(
-        kind=SectionKind.SCOPE,
-        label=label,
-        heading=f'## Memory: {scope}\nThe memory scope "{scope}" has what follows. Use what helps you with your task.',
-        pieces=tuple(Piece(label=label, before="\n\n---\n", text=content, after="\n---") for content in contents),
-        first_to_go="longest",  # the store may order entries by age or by meaning (S-MEM-63, S-MEM-65)
-    )
 
 
 def _make_list(

@@ -1,8 +1,4 @@
-"""Parse YAML into a tree of plain data in which every node knows its line and column.
-
-YAML tags and duplicate keys are refused; aliases and merge keys are resolved. Length, depth, number of values, and number
-of values that aliases add are limited (S-SEC-76).
-"""
+"""Parse YAML into a tree of limited size in which every node knows its line and column (S-SEC-76)."""
 
 from __future__ import annotations
 
@@ -18,11 +14,9 @@ import yaml
 
 from ensemble_ray.errors import ValidationError
 
-#: Limits of one message.
 _SHOWN_NAMES = 20
 _SHOWN_PROBLEMS = 20
-#: Limits of the search for a similar name. The known names may be the user's: fields of items.
-_MAX_CANDIDATES, _MAX_CANDIDATE_CHARS = 1000, 100
+_MAX_CANDIDATES, _MAX_CANDIDATE_CHARS = 1000, 100  # of a similar name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +34,7 @@ class Problems:
         return len(self._found)
 
     def add(self, spot: Spot, where: str, text: str) -> None:
-        """Add a mistake and its remedy at a path of keys, such as `agents.writer.goal`; empty: the whole file."""
+        """Add a mistake at a path of keys, such as `agents.writer.goal`; empty: the whole file."""
         self._found[spot, f"{where}: {text}" if where else text] = None
 
     def check(self) -> None:
@@ -55,7 +49,7 @@ class Problems:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known name most similar to `name`, or an empty list."""
+    """Return the most similar known name, or an empty list."""
     if len(name) > _MAX_CANDIDATE_CHARS:
         return []
     by_lower = {each.lower(): each for each in islice(known, _MAX_CANDIDATES) if len(each) <= _MAX_CANDIDATE_CHARS}
@@ -63,13 +57,13 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the most similar known name, or an empty text."""
+    """Return ` Did you mean 'x'?`, or an empty text."""
     close = nearest(name, known)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def list_known_names(known: Iterable[str]) -> str:
-    """Return `Known: [a, b]`, shortened if there are many."""
+    """Return `Known: [a, b]`, shortened."""
     names = list(known)
     more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return f"Known: [{', '.join(names[:_SHOWN_NAMES])}{more}]"
@@ -78,9 +72,8 @@ def list_known_names(known: Iterable[str]) -> str:
 #: `[^{}]` keeps matching linear: no text is scanned twice, however many `${` it opens.
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _INDEX = re.compile(r"\[\d+\]")
-#: All values below these keys may contain variables, except secrets.
-_SECTIONS = frozenset({"llm", "manager_llm", "models", "inputs"})
-#: Values of these keys may contain variables anywhere in the file.
+_SECTIONS = frozenset({"llm", "manager_llm", "models", "inputs"})  # values below may contain variables, except secrets
+#: values that may contain variables anywhere
 _KEYS = frozenset({
     "role", "goal", "background", "items", "results", "dead_letters", "directory", "base_directory", "url",
     "max_tokens", "max_cost", "max_parallel_tasks", "max_concurrency", "replicas", "max_iterations", "max_steps",
@@ -90,13 +83,12 @@ _SECRET = frozenset({"api_key", "api_key_env", "headers", "extra_headers", "extr
 
 
 def takes_variables(where: str) -> bool:
-    """Return whether the value at a path, such as `llm.base_url`, may contain variables."""
     path = _INDEX.sub("", where).split(".")
     return path[-1] in _KEYS or not _SECTIONS.isdisjoint(path)
 
 
 def may_be_secret(where: str) -> bool:
-    """Return whether the value at a path may hold a key. Keys have their own ways to the environment (`api_key_env`, `env`)."""
+    """Return whether the value at a path may hold a key, which `api_key_env` or `env` should name."""
     return not _SECRET.isdisjoint(_INDEX.sub("", where).split("."))
 
 
@@ -124,7 +116,6 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     return _VARIABLE.sub(value_of, text), list(missing)
 
 
-#: Largest team file. Handwritten files have a few kilobytes.
 MAX_BYTES = 1_048_576
 
 _CORE = "tag:yaml.org,2002:"
@@ -134,17 +125,14 @@ _PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 100
 _MAX_VALUES = 50_000
-#: Limit of the values that aliases and merge keys add.
-_MAX_ALIASED = 10_000
-#: Python refuses longer integers, and PyYAML reads base-60 numbers in quadratic time.
-_MAX_NUMBER = 400
+_MAX_ALIASED = 10_000  # values that aliases and merge keys add
+_MAX_NUMBER = 400  # Python refuses longer integers; PyYAML reads base-60 numbers in quadratic time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
     spot: Spot
     value: str | int | float | bool | None
-    #: as written in the file
     written: str
 
 
@@ -164,10 +152,7 @@ class Entries(dict[str, "Located"]):
 
 
 Located = Scalar | Items | Entries
-#: A path of keys and list positions, as pydantic reports it.
-Loc: TypeAlias = tuple[int | str, ...]
-
-#: Position of values that the file does not contain.
+Loc: TypeAlias = tuple[int | str, ...]  # path of keys and list positions
 NOWHERE = Spot(1, 1)
 
 
@@ -175,12 +160,10 @@ NOWHERE = Spot(1, 1)
 class SourcePosition:
     path: str
     value: Located
-    #: of the key or list item
     key_spot: Spot
 
 
 def locate(root: Located, path: Loc) -> SourcePosition:
-    """Follow a path of keys and positions as far as the file has it."""
     place = SourcePosition(path="", value=root, key_spot=root.spot)
     for step in path:
         match place.value, step:
@@ -207,8 +190,6 @@ class _TooLargeError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes until there are too many, or the nesting is too deep."""
-
     _count = 0
     _depth = 0
 
@@ -226,7 +207,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str, problems: Problems) -> Located | None:
-    """Return the only document of a YAML text. Mistakes are added to `problems`; None: the text cannot be read."""
+    """Return the only document, or None. Mistakes are added to `problems`."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is not None:
@@ -253,15 +234,14 @@ def _spot(mark: yaml.Mark) -> Spot:
 
 
 class _Reader:
-    """Converts the parser's nodes, each once. An alias is the same node object wherever it is used."""
+    """Converts the parser's nodes, each once, also if aliases use it again."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._constructor = yaml.constructor.SafeConstructor()
         self._resolver = yaml.resolver.Resolver()
         self._done: dict[int, Located] = {}
-        #: number of values by id of the converted node
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # values by id of the converted node
         self._aliased = 0
         self._open: set[int] = set()
 
@@ -339,7 +319,7 @@ class _Reader:
         return str(node.value)
 
     def _check_text(self, text: str, spot: Spot, where: str) -> None:
-        """Refuse a lone surrogate: UTF-8, and so records and model requests, cannot contain it."""
+        """Refuse a lone surrogate, which UTF-8 cannot contain."""
         if _HALF_CHARACTER.search(text):
             self._problems.add(spot, where, "half of a surrogate pair is no character: write the whole one")
 
@@ -368,7 +348,6 @@ class _Reader:
         return Entries(spot, {**inherited, **own}, {**merged.key_spots, **key_spots})
 
     def _merge(self, node: yaml.Node, where: str, merged: Entries) -> None:
-        """Merge the mappings of `<<:`; the first of several wins."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else (node,):
             found = self.read(source, where)
             if isinstance(found, Entries):

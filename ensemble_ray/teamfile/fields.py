@@ -1,4 +1,4 @@
-"""Fields of a team file with a special form: models, reviews, limits, memory, reflections and prompts of items."""
+"""Fields of a team file with a special form, and prompts of items."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ensemble_ray.memory.store import (
 )
 from ensemble_ray.ports import ChatModel, ReflectionStore
 from ensemble_ray.record.identity.definition import task_data
-from ensemble_ray.teamfile.document import Entries, Items, Problems, Scalar, list_known_names, read_document, suggestion
+from ensemble_ray.teamfile.document import Entries, Items, Problems, list_known_names, read_document, suggestion
 from ensemble_ray.teamfile.references import find_attribute, is_reference, make_importable
 from ensemble_ray.teamfile.section import (
     KINDS,
@@ -53,9 +53,10 @@ from ensemble_ray.teamfile.section import (
     mapping,
     object_of,
     object_with,
+    plain,
     reference,
     refuse,
-    refuse_keys,
+    refuse_all,
     report,
     require_text,
     text_in,
@@ -96,8 +97,6 @@ class _Local(FileSection):
 
 
 class _Request(FileSection):
-    """Options of every request. Further options of an endpoint go into `extra_body`."""
-
     timeout: Number = key("Longest wait for an answer, seconds.")
     temperature: Number = key("Randomness of the answer; 0 is the least.")
     top_p: Number = key("Share of the probability mass that tokens are drawn from.")
@@ -135,10 +134,7 @@ def _read(node: object, info: ValidationInfo) -> ChatModel:
 
 
 def load_model(given: object, *, needs_keys: bool = True) -> ChatModel:
-    """Return the model that `module:attribute`, a text like a team file's `llm`, or a mapping with `model` names.
-
-    `needs_keys` False: this process sends no requests to the model, so its key may be missing.
-    """
+    """Return the model that `module:attribute`, a text like a team file's `llm`, or a mapping with `model` names."""
     if isinstance(given, str) and is_reference(given) and given.partition(":")[0] not in {"openai", "local"}:
         make_importable(Path.cwd())
         return resolve_llm(find_attribute(given))
@@ -168,14 +164,14 @@ def _build(reading: Reading, values: dict[str, Any]) -> ChatModel:
     kind = "models on this machine" if is_local else "models behind an endpoint"
     wrong = [each for each in values if each in (_Endpoint if is_local else _Local).model_fields]
     if wrong:
-        raise refuse_keys({each: f"{kind} have no '{each}'" for each in wrong})
+        raise refuse_all((f"{kind} have no '{each}'", (each,), "key") for each in wrong)
     if is_local:
-        from ensemble_ray.llm.local import LocalChatModel  # slow to import
+        from ensemble_ray.llm.local import LocalChatModel
 
         values.pop("extra_headers", None)
         values.update(values.pop("extra_body", {}))
         return LocalChatModel(_resolve_path(reading, name).partition(":")[2] or None, **values)
-    from ensemble_ray.llm.openai import OpenAIChatModel  # slow to import
+    from ensemble_ray.llm.openai import OpenAIChatModel
 
     if (variable := values.pop("api_key_env", None)) is not None:
         try:
@@ -197,8 +193,6 @@ class _OneModel(FileSection):
     llm: Model = key(is_required=True)
 
 
-# Reviews.
-
 _REVIEW_WORDS = ("required", "skip")
 _HANDLERS = ("console", "auto_approve")
 
@@ -210,8 +204,7 @@ class ReviewKeys(FileSection):
 
 def _read_review(node: object, info: ValidationInfo) -> Review:
     if isinstance(node, Entries):
-        built: Review = ReviewKeys.model_validate(node, context=context_of(info)).build()
-        return built
+        return cast("Review", ReviewKeys.model_validate(node, context=context_of(info)).build())
     match text_in(node):
         case "required":
             return Review.required()
@@ -246,9 +239,6 @@ ReviewHandlerName = Annotated[
 ]
 
 
-# Limits, costs and retries.
-
-
 @keys_of(RateLimit)
 class RateLimitKeys(FileSection):
     called = "a rate limit"
@@ -275,7 +265,6 @@ class ConstraintKeys(FileSection):
 
 Retry = Annotated[RetryKeys, AfterValidator(RetryKeys.build)]
 _TOOLS = "Tools that it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
-# `keys_of` reads this table: sections with fields of these classes are declared below, or in modules that import this one.
 KINDS.update(
     {
         ChatModel: Model,
@@ -287,22 +276,17 @@ KINDS.update(
     }
 )
 
-
-# Databases and memory.
-
 _URL_ADVICE = "name the variable that holds the URL with url_env, or leave the password to PGPASSWORD or ~/.pgpass"
 
 
 class DatabaseKeys(FileSection):
-    """The keys of a database, which other sections extend."""
-
     misplaced: ClassVar = {"dsn": "the key is 'url', or 'url_env' for a URL with a password"}
     url: Text = key("The database, `postgresql://HOST:PORT/DATABASE`; no password here.")
     url_env: Text = key("Environment variable that holds the URL, in place of `url`.")
 
 
 def url_of(reading: Reading, section: DatabaseKeys) -> str:
-    """Return the URL of a database. A URL with a password must come from the environment."""
+    """Return the URL. One with a password must come from the environment."""
     values = section.values()
     if ("url" in values) == ("url_env" in values):
         raise ValidationError("must have one of the keys 'url' and 'url_env'")
@@ -322,16 +306,19 @@ def url_of(reading: Reading, section: DatabaseKeys) -> str:
 _IN_MEMORY = "in_memory"
 
 
-def _read_model(node: object, info: ValidationInfo) -> object:
-    name = require_text(node)
-    if is_reference(name) and not name.startswith("openai:"):
-        return _MODEL.validate_python(node, context=info.context)
-    return resolve_embedding_model(name)
-
-
 _MODEL = TypeAdapter[object](Annotated[object, object_of("a model of embeddings", has_methods("embed"))])
 _ModelForm = Literal["local"] | Annotated[str, Field(pattern="^openai:.+$")] | ReferenceText
-_EmbeddingModel = Annotated[object, PlainValidator(_read_model, json_schema_input_type=_ModelForm)]
+_EmbeddingModel = Annotated[
+    object,
+    PlainValidator(
+        lambda node, info: (
+            _MODEL.validate_python(node, context=info.context)
+            if is_reference(name := require_text(node)) and not name.startswith("openai:")
+            else resolve_embedding_model(name)
+        ),
+        json_schema_input_type=_ModelForm,
+    ),
+]
 _EMBEDDINGS = "Finds entries by meaning: `local`, `openai:MODEL`, or module:attribute."
 
 
@@ -341,16 +328,18 @@ class _ScopeKeys(FileSection):
     keep_entries_within: Number = key("How long it keeps an entry, s; default: forever.")
 
 
-def _read_scopes(node: object, info: ValidationInfo) -> list[object]:
-    return [
-        _SCOPE.validate_python(each, context=info.context) if isinstance(each, Entries) else require_text(each)
-        for each in (node if isinstance(node, Items) else [node])
-    ]
-
-
 _SCOPE = TypeAdapter[object](Annotated[_ScopeKeys, AfterValidator(_ScopeKeys.build)])
 _ScopeForm = str | _ScopeKeys
-ScopeNames = Annotated[list[object], PlainValidator(_read_scopes, json_schema_input_type=_ScopeForm | list[_ScopeForm])]
+ScopeNames = Annotated[
+    list[object],
+    PlainValidator(
+        lambda node, info: [
+            _SCOPE.validate_python(each, context=info.context) if isinstance(each, Entries) else require_text(each)
+            for each in (node if isinstance(node, Items) else [node])
+        ],
+        json_schema_input_type=_ScopeForm | list[_ScopeForm],
+    ),
+]
 
 
 class _SqliteKeys(FileSection):
@@ -377,7 +366,7 @@ def _build_memory(reading: Reading, section: _StoreKeys) -> LastingMemory:
     if "sqlite" in found:
         values = section.sqlite.values()
         return SqliteMemory(values["path"], embedding_model=values.get("embedding_model"))
-    from ensemble_ray.memory.postgres import PostgresMemory  # slow to import
+    from ensemble_ray.memory.postgres import PostgresMemory
 
     values = section.postgres.values()
     return PostgresMemory(url_of(reading, section.postgres), embedding_model=values.get("embedding_model"))
@@ -390,7 +379,6 @@ def _read_store(
     build: Callable[[Reading, S], object],
     in_memory: Callable[[], object] | None = None,
 ) -> PlainValidator:
-    """Read a store: the word `in_memory` (if permitted), a section, or the user's object by name."""
     named = TypeAdapter[object](Annotated[object, object_of(what, has_methods(*methods))])
 
     def read(node: object, info: ValidationInfo) -> object:
@@ -449,9 +437,6 @@ class _MemoryKeys(FileSection):
 Memory = Annotated[_MemoryKeys, AfterValidator(_MemoryKeys.build)]
 
 
-# Reflections.
-
-
 @keys_of(ReflectionConfig)
 class _ReflectionKeys(FileSection):
     called: ClassVar[str] = "the reflection"
@@ -473,27 +458,29 @@ class _ReflectionStoreKeys(FileSection):
     postgres: _DatabaseKeys = key("Reflections in a PostgreSQL database, which may be the database of a memory.")
 
 
-def _read_reflection(node: object, info: ValidationInfo) -> ReflectionConfig | None:
-    if isinstance(node, Entries):
-        built: ReflectionConfig = _ReflectionKeys.model_validate(node, context=context_of(info)).build()
-        return built
-    if isinstance(node, Scalar) and isinstance(node.value, bool):
-        return ReflectionConfig() if node.value else None
-    raise ValidationError("must be true, false, or a mapping with keys such as 'model'")
-
-
 def _build_reflection_store(reading: Reading, section: _ReflectionStoreKeys) -> ReflectionStore:
     found = section.values()
     if len(found) != 1:
         raise ValidationError("must have one of the keys 'sqlite' and 'postgres'")
     if "sqlite" in found:
         return SqliteReflectionStore(section.sqlite.values()["path"])
-    from ensemble_ray.memory.postgres import PostgresReflectionStore  # slow to import
+    from ensemble_ray.memory.postgres import PostgresReflectionStore
 
     return PostgresReflectionStore(url_of(reading, section.postgres))
 
 
-ReflectionName = Annotated[object, PlainValidator(_read_reflection, json_schema_input_type=bool | _ReflectionKeys)]
+_SWITCH = TypeAdapter[bool](Annotated[bool, plain(bool, "true, false, or a mapping with keys such as 'model'")])
+_READ_REFLECTION = PlainValidator(
+    lambda node, info: (
+        _ReflectionKeys.model_validate(node, context=info.context).build()
+        if isinstance(node, Entries)
+        else ReflectionConfig()
+        if _SWITCH.validate_python(node)
+        else None
+    ),
+    json_schema_input_type=bool | _ReflectionKeys,
+)
+ReflectionName = Annotated[object, _READ_REFLECTION]
 _READ_REFLECTION_STORE = _read_store(
     "a store of reflections",
     *REFLECTION_METHODS,
@@ -504,27 +491,23 @@ _READ_REFLECTION_STORE = _read_store(
 ReflectionStoreName = Annotated[object, _READ_REFLECTION_STORE]
 
 
-# Prompts of items: the texts of a task with fields of an item in them.
-
 _ITEM, _ITEMS = "item", "items"
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 
 
 def text_of_item(value: object) -> str:
-    """Return a value as prompts show it: a text unchanged, None as an empty text, other values as JSON."""
+    """Return a value as prompts show it: text unchanged, None as an empty text, others as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _fields_of(item: object) -> dict[str, object]:
-    """Return the values that a prompt may name, by name: the item and, if it is a mapping, its fields."""
     fields = cast("Mapping[object, object]", item).items() if isinstance(item, Mapping) else ()
     return {_ITEM: item, **{str(name): value for name, value in fields}}
 
 
 def _fill(text: str, values: Mapping[str, object]) -> str:
-    """Replace `{name}` by values. Names without a value stay; `{{name}}` becomes `{name}`."""
 
     def fill(found: re.Match[str]) -> str:
         escaped, name = found["escaped"], found["name"]
@@ -537,14 +520,11 @@ def _fill(text: str, values: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A callable that makes a task from a task whose texts are templates."""
-
-    task: Task
-    #: names of the run's inputs, which are replaced later
-    inputs: frozenset[str] = frozenset()
+    task: Task  # its texts are templates
+    inputs: frozenset[str] = frozenset()  # of the run, which are replaced later
 
     def declared(self) -> Mapping[str, object]:
-        """Return the data that the digest of a definition includes (S-MR-173)."""
+        """Return the data for the digest of a definition (S-MR-173)."""
         return task_data(self.task)
 
     def _build(self, values: Mapping[str, object], **changes: Any) -> Task:
@@ -596,18 +576,15 @@ class ItemPrompt(_Prompt):
 
 @dataclass(frozen=True)
 class GroupPrompt(_Prompt):
-    """Makes the task that reduces a group. The tasks of the group are its context."""
-
     def __call__(self, chunk_tasks: Sequence[Task]) -> Task:
         return self._build({}, context=list(chunk_tasks))
 
 
 @dataclass(frozen=True)
 class AllItemsPrompt(_Prompt):
-    """Makes the single task over all items of a small input (S-MR-172)."""
+    """Makes the single task: items in place of `{items}`, or after the description (S-MR-172)."""
 
     def __call__(self, items: Sequence[object]) -> Task:
-        """Return the task with the items in place of `{items}`, or after the description if it does not name them."""
         listed = "\n".join(text_of_item(item) for item in items)
         task = self._build({_ITEMS: listed})
         if any(found["name"] == _ITEMS for found in _VARIABLE.finditer(self.task.description)):

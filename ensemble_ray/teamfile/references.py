@@ -1,7 +1,4 @@
-"""Find user code by `module:attribute`, and decide which code a team file may name.
-
-Importing runs the user's module. Its errors are raised as `ValidationError` with the original as the cause.
-"""
+"""Find user code by `module:attribute`, and decide which code a team file may name."""
 
 from __future__ import annotations
 
@@ -31,12 +28,11 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a text has the form `module:attribute`; both sides may contain dots."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 def make_importable(directory: Path) -> None:
-    """Add a directory to the import path of this process and of its child processes."""
+    """Add a directory to the import path of this process and its children."""
     path = str(directory.resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
@@ -59,11 +55,16 @@ def attribute_of(owner: object, step: str, reference: str) -> object:
     try:
         return getattr(owner, step)
     except AttributeError:
-        names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
-        what = (
-            f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
-        )
-        hint = f"{suggestion(step, names)} {list_known_names(names)}"
+        names: list[str] = []
+        for name, value in getattr(owner, "__dict__", {}).items():
+            is_code = isinstance(value, type) or inspect.isroutine(value)
+            is_imported = is_code and isinstance(owner, ModuleType) and value.__module__ != owner.__name__
+            if not name.startswith("_") and not inspect.ismodule(value) and not is_imported:
+                names.append(name)
+        what = f"'{reference}': {type(owner).__name__}"
+        if isinstance(owner, ModuleType):
+            what = f"Module '{owner.__name__}'"
+        hint = f"{suggestion(step, sorted(names))} {list_known_names(sorted(names))}"
         raise ValidationError(f"{what} has no attribute '{step}'.{hint}") from None
 
 
@@ -78,16 +79,12 @@ def import_module(name: str) -> ModuleType:
     except SyntaxError as error:
         raise ValidationError(f"Module '{name}': {error.msg} ({error.filename}, line {error.lineno})") from error
     except (Exception, SystemExit) as error:
-        text = f"Importing module '{name}' failed: {type(error).__name__}: {message_of(error)}{_line_of(error, name)}"
+        line, stems = "", {name.rpartition(".")[2], "__init__"}
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename).stem in stems and "importlib" not in frame.filename:
+                line = f" ({frame.filename}, line {frame.lineno})"
+        text = f"Importing module '{name}' failed: {type(error).__name__}: {message_of(error)}{line}"
         raise ValidationError(text) from error
-
-
-def _line_of(error: BaseException, name: str) -> str:
-    module_file = name.rpartition(".")[2]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).stem in {module_file, "__init__"} and "importlib" not in frame.filename:
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
 
 
 def _explain_module(name: str, missing: str) -> str:
@@ -96,24 +93,12 @@ def _explain_module(name: str, missing: str) -> str:
         known = [found.name for found in pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", []))]
         return f"Package '{parent}' has no module '{last}'.{suggestion(last, known)} {list_known_names(sorted(known))}"
     known = sorted({found.name for found in pkgutil.iter_modules([str(Path.cwd())])})
-    where = (
-        f"Modules of this directory: {list_known_names(known).removeprefix('Known: ')}"
-        if known
-        else "This directory has none"
-    )
+    shown = list_known_names(known).removeprefix("Known: ")
+    where = f"Modules of this directory: {shown}" if known else "This directory has none"
     return f"There is no module '{name}'.{suggestion(last, known)} {where}"
 
 
-def _is_own(name: str, value: object, owner: object) -> bool:
-    """Return whether the owner defines a name; a module's imports are left out."""
-    if name.startswith("_") or inspect.ismodule(value):
-        return False
-    is_code = isinstance(value, type) or inspect.isroutine(value)
-    return not (is_code and isinstance(owner, ModuleType) and value.__module__ != owner.__name__)
-
-
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
-#: Origins of modules inside the interpreter.
 _IN_THE_INTERPRETER = {"built-in", "frozen"}
 _PRODUCT = "ensemble_ray"
 
@@ -126,23 +111,17 @@ class Provenance(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The objects that a place of a team file accepts."""
-
-    #: name in messages, such as `a listener`
-    what: str
-    #: checks an object that is not a class
-    accepts: Callable[[object], bool] = callable
-    #: whether an object or class is made for this place; installed packages may provide only those
+    what: str  # in messages, such as `a listener`
+    accepts: Callable[[object], bool] = callable  # checks an object that is not a class
+    #: whether it is made for this place; installed packages may provide only that
     is_intended: Callable[[object], bool] = lambda _: False
-    #: references to the standard library that are harmless here
-    standard: frozenset[str] = frozenset()
+    standard: frozenset[str] = frozenset()  # harmless references to the standard library
 
 
 def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance | None:
-    """Return where a module comes from, without an import of it; None: there is no such module.
+    """Return where a module comes from, without an import of it, or None if there is none.
 
-    A module is the user's own if it is below one of `own_folders`, or neither in the interpreter's library nor in a folder
-    of installed packages: in the current directory, on PYTHONPATH, or an editable install.
+    A module outside the library and the folders of installed packages, or below `own_folders`, is the user's own.
     """
     top = name.partition(".")[0]
     if top == _PRODUCT:
@@ -161,7 +140,7 @@ def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance
 
 
 def definer_of(found: object) -> str:
-    """Return the name of the module that defines a function, a class, or an object's class; empty if unknown."""
+    """Return the name of the module that defines an object or its class, or an empty text."""
     if isinstance(found, ModuleType):
         return found.__name__
     if isinstance(found, functools.partial):
@@ -176,21 +155,22 @@ def definer_of(found: object) -> str:
 
 
 def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Path] = ()) -> object:
-    """Return the object that a reference of a team file names. Modules below `own_folders` are the user's own."""
     if not is_reference(reference):
         raise ValidationError(f"'{reference}' is not of the form module:attribute")
     module_name, _, path = reference.partition(":")
     steps = path.split(".")
     if any(step.startswith("__") for step in module_name.split(".")) or any(step.startswith("_") for step in steps):
-        raise ValidationError(
-            f"'{reference}': a name that begins with '_' is private and cannot be named in a team file"
-        )
+        text = "a name that begins with '_' is private and cannot be named in a team file"
+        raise ValidationError(f"'{reference}': {text}")
     if module_provenance(module_name, own_folders) is Provenance.STANDARD:
         return _find_standard(reference, expected)
     found: object = import_module(module_name)
     for position, step in enumerate(steps):
-        if position and not _may_contain_target(found, own_folders):
-            raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
+        if position:  # a dotted name continues in the user's own code, and in modules and classes of packages
+            provenance = _provenance_of(found, own_folders)
+            is_code = isinstance(found, ModuleType | type) and provenance is Provenance.INSTALLED
+            if provenance is not Provenance.OWN and not is_code:
+                raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
         found = attribute_of(found, step, reference)
     if not isinstance(found, type) and not expected.accepts(found):
         raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
@@ -203,12 +183,17 @@ def _is_permitted(found: object, expected: Expected, own_folders: Sequence[Path]
     parts = _parts_of(found)
     if not parts:
         return expected.is_intended(found) or _provenance_of(found, own_folders) is Provenance.OWN
-    # A type such as `list[Report]` is permitted if its parts are.
-    return all(_is_permitted(part, expected, own_folders) or _is_plain(part, expected) for part in parts)
+    for part in parts:  # a type such as `list[Report]` is permitted if its parts are
+        definer = definer_of(part)
+        is_plain = definer in {"builtins", "collections.abc"}  # a data type, or a value of a `Literal`
+        is_standard = f"{definer}:{getattr(part, '__name__', '')}" in expected.standard
+        if not is_plain and not is_standard and not _is_permitted(part, expected, own_folders):
+            return False
+    return True
 
 
 def _parts_of(found: object) -> list[object]:
-    """Return the parts of a composed type. Empty: a plain class, or not a type."""
+    """Return the parts of a composed type, none for others."""
     if isinstance(found, NewType | TypeAliasType):
         return [found.__supertype__ if isinstance(found, NewType) else found.__value__]
     parts, origin = get_args(found), get_origin(found)
@@ -216,14 +201,6 @@ def _parts_of(found: object) -> list[object]:
         return [parts[0]]
     left_out = (Union, UnionType, Literal)  # no set: a part may be a list, which has no hash
     return [part for part in (*parts, origin) if parts and part not in left_out]
-
-
-def _is_plain(part: object, expected: Expected) -> bool:
-    """Return whether a part of a type is a plain data type, or a value of a `Literal`."""
-    definer = definer_of(part)
-    return (
-        definer in {"builtins", "collections.abc"} or f"{definer}:{getattr(part, '__name__', '')}" in expected.standard
-    )
 
 
 def _find_standard(reference: str, expected: Expected) -> object:
@@ -265,14 +242,6 @@ def _library_folders(*names: str) -> tuple[Path, ...]:
 def _provenance_of(found: object, own_folders: Sequence[Path]) -> Provenance | None:
     definer = definer_of(found)
     return module_provenance(definer, own_folders) if definer else None
-
-
-def _may_contain_target(found: object, own_folders: Sequence[Path]) -> bool:
-    """Return whether a dotted name may continue inside an object: not in the standard library, nor in foreign instances."""
-    provenance = _provenance_of(found, own_folders)
-    if isinstance(found, ModuleType | type):
-        return provenance in {Provenance.OWN, Provenance.INSTALLED}
-    return provenance is Provenance.OWN
 
 
 def _explain_refusal(reference: str, found: object, expected: Expected, own_folders: Sequence[Path]) -> str:

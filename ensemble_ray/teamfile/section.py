@@ -1,13 +1,10 @@
-"""The base of all sections of a team file: pydantic models that validate the file's tree and report errors by path.
-
-`report` turns pydantic's errors into mistakes with line and column. A key without a value counts as absent.
-"""
+"""The base of all sections of a team file: pydantic models that report errors by path."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -27,7 +24,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.items.sources import ItemSource
@@ -48,22 +45,18 @@ from ensemble_ray.teamfile.references import Expected, find_permitted, is_refere
 from ensemble_ray.text.foreign_text import header_flaw
 from ensemble_ray.values.value import Value, find_own_name
 
-#: Limit of `module:attribute` references in one file: each costs a search on the disk.
-_MAX_REFERENCES = 1_000
+_MAX_REFERENCES = 1_000  # in one file: each costs a search on the disk
 
 
 @dataclass(slots=True)
 class Reading:
-    """The context of validators; paths in the file are relative to `directory`."""
+    """Context of validators."""
 
     directory: Path
     _: KW_ONLY
-    #: replaces every model that the file names
-    llm: ChatModel | None
-    #: False: the team is only inspected, so keys may be missing
-    needs_keys: bool
-    #: replaces the items that the file names
-    items: ItemSource | None = None
+    llm: ChatModel | None  # replaces all models
+    needs_keys: bool  # False: the team is only inspected
+    items: ItemSource | None = None  # replaces the items
     _references: int = field(default=0, init=False)
 
     def resolve_path(self, path: str) -> Path:
@@ -75,7 +68,7 @@ class Reading:
             raise ValidationError(f"'{path.partition('/')[0]}' names the home of an unknown user") from None
 
     def read_key(self, variable: str) -> str:
-        """Return the key in an environment variable, or a placeholder if no key is needed."""
+        """Return a key, or a placeholder if no key is needed."""
         key = os.environ.get(variable, "").strip()
         if not key and self.needs_keys:
             raise ValidationError(f"the environment variable '{variable}' is not set: export {variable}=...")
@@ -84,7 +77,6 @@ class Reading:
         return key or "not-set"
 
     def find(self, name: str, expected: Expected) -> object:
-        """Return the object of `module:attribute`. The directory of the file and the current one come first."""
         self._references += 1
         if self._references > _MAX_REFERENCES:
             raise ValidationError(f"a team file names at most {_MAX_REFERENCES} pieces of code")
@@ -99,34 +91,22 @@ def context_of(info: pydantic.ValidationInfo) -> Reading:
 
 
 def refuse(text: str, *path: str | int, at: Literal["key", "value", "around"] = "value") -> pydantic.ValidationError:
-    """Return an error about a value inside the validated node: at its key, the value, or the mapping around them."""
-    return _error([(text, path, at)])
+    """Return an error about a value inside the validated node."""
+    return refuse_all([(text, path, at)])
 
 
-def refuse_keys(texts: Mapping[str, str]) -> pydantic.ValidationError:
-    """Return an error about keys of the validated mapping, with a text for each."""
-    return _error([(text, (name,), "key") for name, text in texts.items()])
+def refuse_all(found: Iterable[tuple[str, tuple[str | int, ...], str]]) -> pydantic.ValidationError:
+    details = [
+        InitErrorDetails(type=PydanticCustomError("refused", "refused", {"text": text, "at": at}), loc=path, input=None)
+        for text, path, at in found
+    ]
+    return pydantic.ValidationError.from_exception_data("", details)
 
 
-def _error(found: Sequence[tuple[str, tuple[str | int, ...], str]]) -> pydantic.ValidationError:
-    return pydantic.ValidationError.from_exception_data(
-        "",
-        [
-            InitErrorDetails(
-                type=PydanticCustomError("refused", "refused", {"text": text, "at": at}), loc=path, input=None
-            )
-            for text, path, at in found
-        ],
-    )
-
-
-#: `module:attribute`, for editors.
-REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"  # for editors
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
-#: Limit of values in free data, which aliases multiply.
-_MAX_VALUES = 10_000
-#: Larger numbers overflow durations and counters.
-_MAX_NUMBER = 10**12
+_MAX_VALUES = 10_000  # in free data, which aliases multiply
+_MAX_NUMBER = 10**12  # larger numbers overflow durations and counters
 
 
 def text_in(node: object) -> str | None:
@@ -141,37 +121,20 @@ def require_text(node: object) -> str:
     raise ValidationError(f"must be text{hint}")
 
 
-def _read_flag(node: object) -> bool:
-    if isinstance(node, Scalar) and isinstance(node.value, bool):
-        return node.value
-    raise ValidationError("must be true or false")
+def plain(kind: type[float], what: str) -> PlainValidator:
 
+    def read(node: object) -> float:
+        value = node.value if isinstance(node, Scalar) else None
+        if kind is float and isinstance(node, Scalar) and _EXPONENT.fullmatch(node.written):
+            value = float(node.written)  # YAML 1.1 reads `1e3` as a text
+        is_flag = isinstance(value, bool)
+        if is_flag is not (kind is bool) or not isinstance(value, int | float if kind is float else kind):
+            raise ValidationError(f"must be {what}")
+        if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+            raise ValidationError(f"must be a number between -{_MAX_NUMBER:,} and {_MAX_NUMBER:,}")
+        return value
 
-def _read_whole(node: object) -> int:
-    value = node.value if isinstance(node, Scalar) else None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValidationError("must be a whole number")
-    _check_size(value)
-    return value
-
-
-def _read_number(node: object) -> float:
-    value = node.value if isinstance(node, Scalar) else None
-    if isinstance(node, Scalar) and _EXPONENT.fullmatch(node.written):
-        value = float(node.written)  # YAML 1.1 reads `1e3` as a text
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValidationError("must be a number")
-    _check_size(value)
-    return value
-
-
-def _check_size(value: float) -> None:
-    if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-        raise ValidationError(f"must be a number between -{_MAX_NUMBER:,} and {_MAX_NUMBER:,}")
-
-
-def _read_path(node: object, info: ValidationInfo) -> Path:
-    return context_of(info).resolve_path(require_text(node))
+    return PlainValidator(read, json_schema_input_type=kind)
 
 
 def convert_freely(node: Located) -> Any:
@@ -192,7 +155,6 @@ def convert_freely(node: Located) -> Any:
 
 
 def mapping(text: str = "must be a mapping") -> BeforeValidator:
-    """Refuse values other than mappings, with this text."""
 
     def check(node: object) -> object:
         if isinstance(node, Entries):
@@ -203,21 +165,23 @@ def mapping(text: str = "must be a mapping") -> BeforeValidator:
 
 
 Text = Annotated[str, PlainValidator(require_text, json_schema_input_type=str)]
-Flag = Annotated[bool, PlainValidator(_read_flag, json_schema_input_type=bool)]
-Whole = Annotated[int, PlainValidator(_read_whole, json_schema_input_type=int)]
-Number = Annotated[float, PlainValidator(_read_number, json_schema_input_type=float)]
-#: A path, relative to the team file's directory.
-PathText = Annotated[Path, PlainValidator(_read_path, json_schema_input_type=str)]
+Flag = Annotated[bool, plain(bool, "true or false")]
+Whole = Annotated[int, plain(int, "a whole number")]
+Number = Annotated[float, plain(float, "a number")]
+#: relative to the team file's directory
+PathText = Annotated[
+    Path,
+    PlainValidator(lambda node, info: context_of(info).resolve_path(require_text(node)), json_schema_input_type=str),
+]
 Free = Annotated[object, PlainValidator(convert_freely, json_schema_input_type=Any)]
 FreeMapping = Annotated[
     dict[str, object], PlainValidator(convert_freely, json_schema_input_type=dict[str, Any]), mapping()
 ]
-#: The form of a `module:attribute` in the schema.
 ReferenceText = Annotated[str, Field(pattern=REFERENCE_PATTERN)]
 
 
 def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
-    """Read one of these words as written: `off` is a word, not a boolean."""
+    """Read one of these words as written: `off` is no boolean."""
     known = tuple(names)
 
     def read(node: object) -> str:
@@ -230,16 +194,11 @@ def one_of(names: Iterable[str], what: str = "word") -> PlainValidator:
     return PlainValidator(read, json_schema_input_type=Literal[known])
 
 
-# User code.
-
-
 def has_methods(*names: str) -> Callable[[object], bool]:
-    """Return a check whether an object, or a class for its objects, has all of these methods."""
     return lambda found: all(callable(getattr(found, name, None)) for name in names)
 
 
 def has_method(*names: str) -> Callable[[object], bool]:
-    """Return a check whether an object, or a class for its objects, has one of these methods."""
     return lambda found: any(callable(getattr(found, name, None)) for name in names)
 
 
@@ -251,7 +210,7 @@ def reference(
     is_intended: Callable[[object], bool] = lambda _: False,
     standard: frozenset[str] = frozenset(),
 ) -> PlainValidator:
-    """Read `module:attribute`. `makes`: a class is called without arguments to make the object. See `Expected`."""
+    """Read `module:attribute`. `makes`: a class is called without arguments."""
     expected = Expected(what=what, accepts=accepts, is_intended=is_intended, standard=standard)
 
     def read(node: object, info: ValidationInfo) -> object:
@@ -263,7 +222,7 @@ def reference(
             value = found() if makes and isinstance(found, type) else found
         except ValidationError:
             raise
-        except Exception as error:  # the user's constructor may raise anything
+        except Exception as error:
             raise ValidationError(f"{name}() failed: {type(error).__name__}: {message_of(error)}") from error
         if not accepts(value):
             raise ValidationError(f"'{name}' is a {type(value).__name__}, and not {what}")
@@ -273,12 +232,11 @@ def reference(
 
 
 def object_of(what: str, is_it: Callable[[object], bool]) -> PlainValidator:
-    """Read an object for which the check holds, or a class that makes one without arguments."""
+    """Read an object for which the check holds, or a class that makes one."""
     return reference(what, makes=True, accepts=is_it, is_intended=is_it)
 
 
 def object_with(method: str) -> PlainValidator:
-    """Read a callable, or an object or class with this method."""
     is_intended = has_methods(method)
     return reference(
         f"a callable or an object with '{method}'",
@@ -292,19 +250,16 @@ CallableName = Annotated[object, reference("a callable")]
 
 
 S = TypeVar("S", bound="type[FileSection]")
-#: Limit of unknown keys for which a similar key is searched; no message shows more.
-_MAX_GUESSES = 100
-#: Error types about a section as a whole, or about one of its keys.
+_MAX_GUESSES = 100  # unknown keys for which a similar key is searched
 _OF_SECTIONS = {"extra_forbidden", "missing", "section_type"}
-#: The form of each field type in a file. Other modules add their classes.
+#: form of each field type; other modules add their classes
 KINDS: dict[object, object] = {
     bool: Flag, int: Whole, float: Number, Decimal: Number, timedelta: Number, str: Text, Path: PathText,
 }  # fmt: skip
 
 
 def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
-    """Add the descriptions and defaults of the built class's fields to the JSON schema."""
-    import docstring_parser  # only the schema needs it
+    import docstring_parser
 
     bases = [] if section.makes is None else [each for each in section.makes.__mro__ if issubclass(each, Value)]
     documented = [word for each in reversed(bases) for word in docstring_parser.parse(each.__doc__ or "").params]
@@ -325,22 +280,14 @@ def _describe(schema: dict[str, Any], section: type[FileSection]) -> None:
 
 
 class FileSection(BaseModel):
-    """A mapping of the file with known keys."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, json_schema_extra=cast("Any", _describe))
 
-    #: name in messages; `{name}` is its key or name
-    called: ClassVar[str] = ""
-    #: class of the object that it builds
-    makes: ClassVar[type[Value] | None] = None
-    #: keys that may be present without a value
-    nullable: ClassVar[frozenset[str]] = frozenset()
-    #: keys of lists that do not accept a single value (S-DOM-100)
-    only_lists: ClassVar[frozenset[str]] = frozenset()
-    #: keys that messages and the schema list first
-    first: ClassVar[tuple[str, ...]] = ()
-    #: advice for keys that users often expect here
-    misplaced: ClassVar[Mapping[str, str]] = {}
+    called: ClassVar[str] = ""  # in messages; `{name}` is its key or name
+    makes: ClassVar[type[Value] | None] = None  # class of the object
+    nullable: ClassVar[frozenset[str]] = frozenset()  # may be present without a value
+    only_lists: ClassVar[frozenset[str]] = frozenset()  # lists that do not accept a single value (S-DOM-100)
+    first: ClassVar[tuple[str, ...]] = ()  # in messages and the schema
+    misplaced: ClassVar[Mapping[str, str]] = {}  # advice for keys that users often expect here
 
     @model_validator(mode="wrap")
     @classmethod
@@ -349,9 +296,8 @@ class FileSection(BaseModel):
         if not isinstance(node, Entries):
             raise PydanticCustomError("section_type", "no mapping", {"section": cls})
         absent = cls.model_fields.keys() - cls.nullable
-        lists = {
-            name for name, info in cls.model_fields.items() if get_origin(info.annotation) is list
-        } - cls.only_lists
+        fields = cls.model_fields.items()
+        lists = {name for name, info in fields if get_origin(info.annotation) is list} - cls.only_lists
         values = {name: None if is_null(value) else value for name, value in node.items()}
         present = {
             name: _as_items(value) if name in lists else value
@@ -361,22 +307,18 @@ class FileSection(BaseModel):
         try:
             return read(present)
         except pydantic.ValidationError as error:
-            raise pydantic.ValidationError.from_exception_data(
-                cls.__name__, [cls._with_section(found) for found in error.errors(include_url=False)]
-            ) from None
-
-    @classmethod
-    def _with_section(cls, found: ErrorDetails) -> InitErrorDetails:
-        context = found.get("ctx", {})
-        if found["type"] in _OF_SECTIONS:
-            context = {"section": cls, **context}
-        is_ours = found["type"] == "value_error"
-        kind = found["type"] if is_ours else PydanticCustomError(cast("Any", found["type"]), "refused", context)
-        return InitErrorDetails(type=kind, loc=found["loc"], input=None, ctx=context)
+            details: list[InitErrorDetails] = []
+            for found in error.errors(include_url=False):
+                context = found.get("ctx", {})
+                if found["type"] in _OF_SECTIONS:
+                    context = {"section": cls, **context}
+                is_ours = found["type"] == "value_error"
+                kind = found["type"] if is_ours else PydanticCustomError(cast("Any", found["type"]), "refused", context)
+                details.append(InitErrorDetails(type=kind, loc=found["loc"], input=None, ctx=context))
+            raise pydantic.ValidationError.from_exception_data(cls.__name__, details) from None
 
     @classmethod
     def list_keys(cls) -> list[str]:
-        """Return the keys in the order of the built class's fields."""
         fields = {} if cls.makes is None else cls.makes.model_fields
         order = [*cls.first, *(info.alias or name for name, info in fields.items())]
         return sorted(cls.model_fields, key=lambda name: order.index(name) if name in order else -1)
@@ -396,7 +338,7 @@ class FileSection(BaseModel):
         return f"{cls.name_for(path, node)} needs the key '{name}'"
 
     def values(self) -> dict[str, Any]:
-        """Return the values that the file contains, by key."""
+        """Return the values that the file contains."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
     def build(self) -> Any:
@@ -404,17 +346,14 @@ class FileSection(BaseModel):
 
 
 def key(description: str | None = None, *, is_required: bool = False) -> Any:
-    """Declare a key. Without a description the schema shows the description of the built class's field."""
+    """Declare a key. The description defaults to that of the built class's field."""
     return Field(default=... if is_required else None, description=description)
 
 
 def keys_of(
     kind: type[Value], *, without: Collection[str] = (), others: Mapping[str, Any] | None = None
 ) -> Callable[[S], S]:
-    """Add a key to a section for each field of the built class, unless the section declares the key itself.
-
-    `without` are fields that a file cannot contain, `others` are types and declarations of further keys.
-    """
+    """Add a key for each field of the built class, `without` these, and `others`, unless the section declares it."""
 
     def fill(section: S) -> S:
         of_section = cast("type[FileSection]", section)
@@ -430,14 +369,14 @@ def keys_of(
 
 
 def _derive(annotation: Any, name: str) -> object:
-    """Return the form of a field in a file. Types beyond words and numbers are in `KINDS`, or declared by the section."""
+    """Return the form of a field."""
     if annotation in KINDS:
         return KINDS[annotation]
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return Annotated[str, one_of(annotation, _word_for(name))]
     origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return Annotated[str, one_of(parts, _word_for(name))]
+    words: Any = annotation if isinstance(annotation, type) and issubclass(annotation, StrEnum) else parts
+    if words is annotation or origin is Literal:
+        what = "strategy" if name == "parallel_error_strategy" else name.replace("_", " ")
+        return Annotated[str, one_of(words, "word" if name.startswith(("on_", "enforce_")) else what)]
     if origin is tuple:
         part: Any = _derive(parts[0], name)
         if get_origin(part) is list:
@@ -450,23 +389,14 @@ def _as_items(value: object) -> object:
     return Items(value.spot, [value]) if isinstance(value, Scalar | Entries) else value
 
 
-def _word_for(name: str) -> str:
-    if name.startswith(("on_", "enforce_")):
-        return "word"
-    return "strategy" if name == "parallel_error_strategy" else name.replace("_", " ")
-
-
 def name_in(node: Located) -> str | None:
     return text_in(node.get("name")) if isinstance(node, Entries) else None
 
 
 def report(error: pydantic.ValidationError, root: Located, problems: Problems) -> None:
-    """Add all errors of pydantic to `problems`, with their positions in the file."""
     suggested: set[Loc] = set()  # keys that are missing because another spelling was used
-    misspelt_first = sorted(
-        error.errors(include_url=False, include_input=False), key=lambda it: it["type"] == "missing"
-    )
-    for found in misspelt_first:
+    errors = error.errors(include_url=False, include_input=False)
+    for found in sorted(errors, key=lambda it: it["type"] == "missing"):  # misspelt keys first
         path, context = found["loc"], found.get("ctx", {})
         section: type[FileSection] = context.get("section", FileSection)
         around = locate(root, path[:-1])

@@ -1,15 +1,23 @@
-"""The sections of a team file: the team, its agents, tasks, loops, phases and graph, and its map-reduce (S-MR-175).
+"""The sections of a team file: team, agents, tasks, loops, phases, graph and map-reduce (S-MR-175).
 
-A section has the keys of the class that it builds. This module declares only the keys with another form in a file:
-objects such as listeners, handlers and types are named as `module:attribute`.
+A section has the keys of the class that it builds. Here are only the keys with another form in a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NewType, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NewType, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationInfo,
+    create_model,
+)
 from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition.agent import Agent
@@ -62,11 +70,10 @@ from ensemble_ray.teamfile.section import (
     refuse,
     text_in,
 )
+from ensemble_ray.tools.tool import AgentTool
 from ensemble_ray.values.messages import Effect
-from ensemble_ray.values.value import Value
 
-# User code: `accepts` checks the object, `is_intended` what an installed package may provide (S-SEC-71, S-SEC-72).
-
+# `accepts` checks the object, `is_intended` what an installed package may provide (S-SEC-71, S-SEC-72).
 
 CallbackNames = Annotated[
     list[CallableName],
@@ -111,22 +118,15 @@ _READ_RUNNER = reference(
     is_intended=lambda found: has_method("run")(found) and getattr(found, "effect", None) in get_args(Effect),
 )
 RunnerName = Annotated[object, _READ_RUNNER]
-
-
-def _is_tool(found: object) -> bool:
-    from ensemble_ray.tools.tool import AgentTool  # slow to import, and most handlers are functions
-
-    return issubclass(found, AgentTool) if isinstance(found, type) else isinstance(found, AgentTool)
-
-
 _READ_HANDLER = reference(
     "a function or a tool",
     makes=True,
     accepts=lambda found: callable(found) or has_method("execute")(found),
-    is_intended=_is_tool,
+    is_intended=lambda found: (
+        isinstance(found, AgentTool) or (isinstance(found, type) and issubclass(found, AgentTool))
+    ),
 )
 HandlerName = Annotated[object, _READ_HANDLER]
-
 _SYNTHESIZER = TypeAdapter[object](Annotated[object, object_with("synthesize")])
 
 
@@ -145,7 +145,7 @@ SynthesizerName = Annotated[
 ]
 
 _PLAIN_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
-#: Types of the standard library that an answer may have. Constructing them from a model's text has no side effects.
+#: Standard types that an answer may have: constructing them has no side effects.
 _DATA_TYPES = frozenset({
     *(f"builtins:{name}" for name in _PLAIN_TYPES),
     *("datetime:date", "datetime:datetime", "datetime:time", "datetime:timedelta"),
@@ -164,35 +164,29 @@ _OUTPUT_TYPE = TypeAdapter[object](
     ]
 )
 
-
-def _read_output_type(node: object, info: ValidationInfo) -> object:
-    plain = _PLAIN_TYPES.get(text_in(node) or "")
-    return _OUTPUT_TYPE.validate_python(node, context=info.context) if plain is None else plain
-
-
 _READ_OUTPUT_TYPE = PlainValidator(
-    _read_output_type, json_schema_input_type=Literal["str", "int", "float", "bool", "list", "dict"] | ReferenceText
+    lambda node, info: (
+        _PLAIN_TYPES.get(text_in(node) or "") or _OUTPUT_TYPE.validate_python(node, context=info.context)
+    ),
+    json_schema_input_type=Literal["str", "int", "float", "bool", "list", "dict"] | ReferenceText,
 )
 OutputTypeName = Annotated[object, _READ_OUTPUT_TYPE]
 
 
-# Members.
-
-
 class MemberSection(FileSection):
-    """An agent, task, loop or phase: a member of a mapping by name, or of a list."""
+    """A member of a mapping by name, or of a list."""
 
     @classmethod
     def explain_kind(cls, path: Loc, node: Located) -> str:
-        return f"{_each(cls) if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
+        return f"{cls._each() if isinstance(path[-1], int) else cls.name_for(path, node)} must be a mapping"
 
     @classmethod
     def explain_missing(cls, name: str, path: Loc, node: Located) -> str:
-        return f"{f'{_each(cls)} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
+        return f"{f'{cls._each()} of a list' if name == 'name' else cls.name_for(path, node)} needs the key '{name}'"
 
-
-def _each(section: type[FileSection]) -> str:
-    return f"each {section.called.partition(' ')[0]}"
+    @classmethod
+    def _each(cls) -> str:
+        return f"each {cls.called.partition(' ')[0]}"
 
 
 class _RemoteKeys(FileSection):
@@ -214,21 +208,11 @@ class AgentKeys(MemberSection):
     labels: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
 
 
-@keys_of(
-    Task,
-    without={
-        "name",
-        "context",
-        "memory_scopes",
-        "history",
-        "revision_feedback",
-        "prior_attempt_output",
-        "attempt_number",
-    },
-)
-class ItemTaskKeys(FileSection):
-    """The task of an item, of a group or of all items: a task without a context."""
+_UNSET = {"name", "context", "memory_scopes", "history", "revision_feedback", "prior_attempt_output", "attempt_number"}
 
+
+@keys_of(Task, without=_UNSET)
+class ItemTaskKeys(FileSection):
     called = "the section '{name}'"
 
     expected_output: Text = key("Form of the result; a template as well. May be left out.")
@@ -250,18 +234,17 @@ class TaskKeys(MemberSection, ItemTaskKeys):
     )
 
 
-class _ListedAgentKeys(AgentKeys):
-    name: Text = key("Name by which others refer to it.", is_required=True)
-
-
 class NamedTaskKeys(TaskKeys):
-    """A task without a key of a mapping: in a list, or the task of a review."""
-
     name: Text = key("Name by which others refer to it.")
 
 
-def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
-    # Adapters are expensive: a file uses one of the two forms, and few of the sections.
+def members_of(section: type[FileSection], listed: type[FileSection] | None = None) -> PlainValidator:
+    one = section.called.partition(" ")[0]
+    if listed is None:
+        name: Any = (Text, key("Name by which others refer to it.", is_required=True))
+        listed = create_model(f"_Listed{section.__name__}", __base__=section, __module__=__name__, name=name)
+    forms: dict[type[Entries | Items], Any] = {Entries: dict[str, section], Items: list[listed]}  # type: ignore[valid-type]
+    # Adapters are expensive: a file uses few of them.
     adapters: dict[type[Entries | Items], TypeAdapter[object]] = {}
 
     def read(node: object, info: ValidationInfo) -> object:
@@ -269,23 +252,20 @@ def members_of(one: str, by_name: Any, listed: Any) -> PlainValidator:
             raise refuse(f"must be a mapping of names to {one}s, or a list of {one}s", at="key")
         if not node:
             raise refuse(f"there must be at least one {one}", at="key")
-        kind = type(node)
-        if kind not in adapters:
-            adapters[kind] = TypeAdapter[object](by_name if kind is Entries else listed)
+        if (kind := type(node)) not in adapters:
+            adapters[kind] = TypeAdapter[object](forms[kind])
         return adapters[kind].validate_python(node, context=info.context)
 
-    forms: list[Any] = [Annotated[form, Field(min_length=1)] for form in (by_name, listed)]
-    return PlainValidator(read, json_schema_input_type=forms[0] | forms[1])
+    return PlainValidator(
+        read, json_schema_input_type=Union[*(Annotated[form, Field(min_length=1)] for form in forms.values())]
+    )
 
 
-AgentMembers = Annotated[object, members_of("agent", dict[str, AgentKeys], list[_ListedAgentKeys])]
-TaskMembers = Annotated[object, members_of("task", dict[str, TaskKeys], list[NamedTaskKeys])]
+AgentMembers = Annotated[object, members_of(AgentKeys)]
+TaskMembers = Annotated[object, members_of(TaskKeys, NamedTaskKeys)]
 
 
 _CONTEXT = "Names of tasks, and NAME.output for the outputs of a loop or phase, in this order."
-
-
-# Predicates.
 
 
 class _TextKeys(FileSection):
@@ -323,9 +303,6 @@ _READ_PREDICATE = PlainValidator(
 _Predicate = Annotated[object, _READ_PREDICATE]
 
 
-# Loops.
-
-
 @keys_of(Loop, without={"name"})
 class LoopKeys(MemberSection):
     called = "loop '{name}'"
@@ -336,14 +313,7 @@ class LoopKeys(MemberSection):
     context: list[Text] = key(f"Tasks that it waits for; its first task sees their outputs. {_CONTEXT}")
 
 
-class _ListedLoopKeys(LoopKeys):
-    name: Text = key("Name by which others refer to it.", is_required=True)
-
-
-LoopMembers = Annotated[object, members_of("loop", dict[str, LoopKeys], list[_ListedLoopKeys])]
-
-
-# Phases.
+LoopMembers = Annotated[object, members_of(LoopKeys)]
 
 
 @keys_of(PhaseReview)
@@ -363,27 +333,29 @@ class PhaseKeys(MemberSection):
     review: _ReviewKeys = key()
 
 
-class _ListedPhaseKeys(PhaseKeys):
-    name: Text = key("Name by which others refer to it.", is_required=True)
+PhaseMembers = Annotated[object, members_of(PhaseKeys)]
 
 
-PhaseMembers = Annotated[object, members_of("phase", dict[str, PhaseKeys], list[_ListedPhaseKeys])]
+def _by_key(other: type[FileSection], *, is_built: bool = False, **kinds: type[FileSection]) -> PlainValidator:
+    """Read a section of the kind whose key it has, or of the other kind."""
+
+    def read(node: object, info: ValidationInfo) -> object:
+        kind = next((kind for name, kind in kinds.items() if isinstance(node, Entries) and name in node), other)
+        section = kind.model_validate(node, context=info.context)
+        return section.build() if is_built else section
+
+    return PlainValidator(read, json_schema_input_type=Union[other, *kinds.values()])
 
 
-# The graph.
-
-
-def _read_state(node: object, info: ValidationInfo) -> object:
-    kind: type[LoopKeys | TaskKeys] = LoopKeys if isinstance(node, Entries) and "body" in node else TaskKeys
-    return kind.model_validate(node, context=info.context)
-
-
-_State = Annotated[object, PlainValidator(_read_state, json_schema_input_type=TaskKeys | LoopKeys)]
+_State = Annotated[object, _by_key(TaskKeys, body=LoopKeys)]
+_ToState = Annotated[Text, AfterValidator(lambda name: END if name == "END" else name)]
 
 
 @keys_of(GraphEdge)
 class _EdgeKeys(FileSection):
     called = "an edge"
+    from_state: Text = key(is_required=True)
+    to_state: _ToState = key(is_required=True)
     condition: _Predicate = key(
         "Called after the state, as module:function; or {text_contains: TEXT}, {parsed: module:function}. Without it the edge "
         "is always taken."
@@ -400,18 +372,10 @@ class _ForkKeys(FileSection):
 class _JoinKeys(FileSection):
     called = "a join"
     from_states: list[Text] = key(is_required=True)
+    to_state: _ToState = key(is_required=True)
 
 
-def _read_edge(node: object, info: ValidationInfo) -> object:
-    names = node if isinstance(node, Entries) else {}
-    kind: type[FileSection] = _ForkKeys if "to_states" in names else _JoinKeys if "from_states" in names else _EdgeKeys
-    values = kind.model_validate(node, context=info.context).values()
-    if values.get("to_state") == "END":
-        values["to_state"] = END
-    return cast("type[Value]", kind.makes)(**values)
-
-
-_Edge = Annotated[object, PlainValidator(_read_edge, json_schema_input_type=_EdgeKeys | _ForkKeys | _JoinKeys)]
+_Edge = Annotated[object, _by_key(_EdgeKeys, to_states=_ForkKeys, from_states=_JoinKeys, is_built=True)]
 
 
 @keys_of(Graph)
@@ -423,9 +387,6 @@ class GraphKeys(FileSection):
         is_required=True,
     )
     no_feedback_states: list[Text] = key()
-
-
-# Inputs.
 
 
 def _read_inputs(node: object) -> dict[str, str]:
@@ -442,8 +403,6 @@ def _read_inputs(node: object) -> dict[str, str]:
 _Inputs = Annotated[
     dict[str, str], PlainValidator(_read_inputs, json_schema_input_type=dict[str, str | float | bool | None])
 ]
-
-# The map-reduce.
 
 
 class _DeadLetterKeys(FileSection):
@@ -485,8 +444,6 @@ _WATCHED = {info.alias or name for name, info in (RunListeners.model_fields | Wi
 
 @keys_of(MapReduceDefinition, without=_FACTORIES | _WATCHED)
 class MapReduceKeys(FileSection):
-    """A map-reduce. The sections `map`, `reduce` and `direct` replace its factories."""
-
     called = "the map-reduce"
     first = ("items", "map", "reduce", "direct", *MapReduceDefinition.__annotations__)
     items: _Items = key(
@@ -506,8 +463,6 @@ class MapReduceKeys(FileSection):
         "The text of an item, to check whether the input is within the budget: module:function."
     )
 
-
-# The whole file.
 
 _CALLBACKS = dict.fromkeys(
     EVENT_TYPES, (CallbackNames, key("Called with each event of that kind; module:function, or several."))

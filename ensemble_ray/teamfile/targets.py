@@ -33,8 +33,7 @@ Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
 
 _PRODUCT = "ensemble_ray"
 _YAML = {".yaml", ".yml"}
-#: Overrides of the loader. All others are arguments of the user's factory.
-_LOADER_OVERRIDES = {"directory", "llm", "workflow"}
+_LOADER_OVERRIDES = {"directory", "llm", "workflow"}  # others are arguments of the user's factory
 
 
 def load_ensemble(
@@ -44,7 +43,7 @@ def load_ensemble(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Ensemble:
-    """Load a target like `load_runnable`. A map-reduce with tasks known before the run becomes their tree."""
+    """Load a target like `load_runnable`. A planned map-reduce becomes an ensemble."""
     found = load_runnable(target, llm=llm, needs_keys=needs_keys, arguments=arguments)
     planned = find_planned_form(found)
     if planned is None:
@@ -56,10 +55,10 @@ def load_ensemble(
 
 
 def find_planned_form(definition: Runnable) -> Ensemble | None:
-    """Return the definition as an ensemble of the same origin; None: a map-reduce that creates its tasks during the run."""
+    """Return the definition as an ensemble of the same origin; None: its tasks are made during the run."""
     if isinstance(definition, Ensemble):
         return definition
-    from ensemble_ray.map_reduce import MapReduceEnsemble  # slow to import
+    from ensemble_ray.map_reduce import MapReduceEnsemble
 
     if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
         return definition.to_ensemble().with_source(definition.source)
@@ -73,22 +72,18 @@ def load_runnable(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Runnable:
-    """Load the team of a target: a YAML file, or `module:attribute` of a team or of a callable that makes one.
+    """Load the team of a YAML file, or of `module:attribute`: a team or a callable that makes one.
 
-    Args:
-        target: The target. The current directory is importable.
-        llm: Replaces every model that the team names.
-        needs_keys: False: the team is only inspected, so keys of a YAML file may be missing.
-        arguments: Arguments of the callable.
+    `llm` replaces every model. If not `needs_keys`, the team is only inspected. `arguments` are for the callable.
     """
     model = None
     if llm is not None:
-        from ensemble_ray.llm.factory import resolve_llm  # slow to import
+        from ensemble_ray.llm.factory import resolve_llm
 
         model = resolve_llm(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
-        from ensemble_ray.teamfile.team import load_team_file  # slow to import
+        from ensemble_ray.teamfile.team import load_team_file
 
         loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
         return loaded.with_origin(loaded.origin or target, chosen)
@@ -96,59 +91,47 @@ def load_runnable(
         make_importable(Path.cwd())
         chosen["directory"] = str(Path.cwd())
         return _replace_models(_load_from_module(target, arguments or {}), model).with_origin(target, chosen)
-    raise ValidationError(_explain_target(target))
-
-
-def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
-    chosen = source.overrides
-    if directory := chosen.get("directory"):
-        make_importable(Path(directory))
-    arguments = {name: value for name, value in chosen.items() if name not in _LOADER_OVERRIDES}
-    _check_recorded(source.place, arguments)
-    loaded = load_runnable(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
-    if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
-        loaded = loaded.replace(workflow=workflow)
-    return loaded.with_origin(source.place, chosen)
-
-
-def _explain_target(target: str) -> str:
     text = f"'{target}' is neither a YAML file (name.yaml) nor module:attribute"
     module, colon, attribute = target.partition(":")
     if module.endswith(".py"):
         dotted = module.removesuffix(".py").replace("/", ".").strip(".")
-        return f"{text}. Did you mean '{dotted}:{attribute or 'team'}'?"
-    if not colon and Path(target).is_file():
-        return f"{text}. A team file's name ends in .yaml"
-    return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
+        text = f"{text}. Did you mean '{dotted}:{attribute or 'team'}'?"
+    elif not colon and Path(target).is_file():
+        text = f"{text}. A team file's name ends in .yaml"
+    elif Path(f"{target}.yaml").is_file():
+        text = f"{text}. Did you mean '{target}.yaml'?"
+    raise ValidationError(text)
 
 
-def _check_recorded(target: str, arguments: Mapping[str, str]) -> None:
-    """Refuse a target that no user can have started: a record is data from outside, and must not call library functions."""
-    if not is_reference(target):
-        return
-    module = target.partition(":")[0]
-    found = module_provenance(module)
-    if found is Provenance.STANDARD:
-        raise ValidationError(f"'{target}' belongs to {found.value}: a record cannot have begun there")
-    if arguments and found is Provenance.INSTALLED and module.partition(".")[0] != _PRODUCT:
-        raise ValidationError(f"'{target}' is of {found.value}, and takes no arguments from a record")
-
-
-def _check_factory(found: object, target: str) -> None:
-    """Refuse to call functions of the standard library."""
-    definer = definer_of(found)
-    if not definer or module_provenance(definer) in {Provenance.STANDARD, None}:
-        kind = "class" if isinstance(found, type) else type(found).__name__
-        raise ValidationError(
-            f"'{target}' is a {kind} of {definer or 'no known module'}, and neither an Ensemble nor a function that "
-            f"makes one.{_suggest_team(target)}"
-        )
+def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
+    """Load the team of a record. Refuse a target that no user can have started: a record is data from outside."""
+    target, chosen = source.place, source.overrides
+    if directory := chosen.get("directory"):
+        make_importable(Path(directory))
+    arguments = {name: value for name, value in chosen.items() if name not in _LOADER_OVERRIDES}
+    if is_reference(target):
+        module = target.partition(":")[0]
+        found = module_provenance(module)
+        if found is Provenance.STANDARD:
+            raise ValidationError(f"'{target}' belongs to {found.value}: a record cannot have begun there")
+        if arguments and found is Provenance.INSTALLED and module.partition(".")[0] != _PRODUCT:
+            raise ValidationError(f"'{target}' is of {found.value}, and takes no arguments from a record")
+    loaded = load_runnable(target, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
+    if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
+        loaded = loaded.replace(workflow=workflow)
+    return loaded.with_origin(target, chosen)
 
 
 def _load_from_module(target: str, arguments: Mapping[str, str]) -> Runnable:
     found = find_attribute(target)
     if not isinstance(found, Startable) and callable(found):
-        _check_factory(found, target)
+        definer = definer_of(found)
+        if not definer or module_provenance(definer) in {Provenance.STANDARD, None}:  # never call library functions
+            kind = "class" if isinstance(found, type) else type(found).__name__
+            raise ValidationError(
+                f"'{target}' is a {kind} of {definer or 'no known module'}, and neither an Ensemble nor a function that "
+                f"makes one.{_suggest_team(target)}"
+            )
         found = _call(found, target, arguments)
     if isinstance(found, Startable):
         return cast("Runnable", found)
@@ -187,7 +170,7 @@ def _suggest_team(target: str) -> str:
 
 
 def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
-    """Return the team with this model instead of all others. Tasks and agents keep their identity."""
+    """Return the team with this model. Tasks and agents keep their identity."""
     if model is None:
         return ensemble
     if not isinstance(ensemble, Ensemble):

@@ -1,8 +1,4 @@
-"""Load a team file as an ensemble, and build the JSON schema of team files.
-
-The steps are: parse the tree, validate its sections, resolve names, build objects. Each step reports all mistakes that it
-finds before the next one starts.
-"""
+"""Load a team file as an ensemble, and build the JSON schema of team files."""
 
 from __future__ import annotations
 
@@ -52,11 +48,9 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", bound=Value)
 _MAP_REDUCE = "map_reduce"
-#: Key of an agent of another system.
-_REMOTE = "a2a"
-#: Sections of a map-reduce that replace its factories.
-_SIDES = ("map", "reduce", "direct")
-#: Sections with the work of a team. A map-reduce replaces all of them; only tasks and loops may be combined.
+_REMOTE = "a2a"  # of an agent of another system
+_SIDES = ("map", "reduce", "direct")  # replace factories of a map-reduce
+#: Only tasks and loops may be combined.
 _WORK = ("tasks", "loops", "phases", "graph")
 _EXPECTED_OUTPUT = Task.of("any").expected_output
 _OUTPUT = ".output"
@@ -65,7 +59,7 @@ _OUTPUT = ".output"
 def load_team_file(
     target: str, *, llm: ChatModel | None = None, needs_keys: bool = True, items: ItemSource | None = None
 ) -> Ensemble | MapReduceEnsemble | MapEnsemble:
-    """Load the team of a YAML file with the options of `Reading`. The error lists every mistake with its position."""
+    """Load the team of a YAML file, or report all mistakes."""
     path = Path(target).expanduser()
     text = _read_text(path, target)
     problems = Problems(target)
@@ -83,7 +77,6 @@ def load_team_file(
 
 
 def team_schema() -> dict[str, JsonValue]:
-    """Return the JSON schema (draft 7) of a team file."""
     schema = TeamKeys.model_json_schema(ref_template="#/definitions/{model}")
     definitions = schema.pop("$defs")
     units = (*_WORK, _MAP_REDUCE)
@@ -107,7 +100,13 @@ def _read_text(path: Path, target: str) -> str:
             raise ValidationError(f"'{target}' is longer than {MAX_BYTES:,} bytes, and no team file")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ValidationError(f"There is no file '{target}'.{_suggest_file(path)}") from None
+        try:
+            known = [each.name for each in path.parent.iterdir() if each.suffix in {".yaml", ".yml"}]
+            close = difflib.get_close_matches(path.name, known, n=1) or known[:1]
+            hint = f" Did you mean '{path.parent / close[0]}'?" if close else ""
+        except OSError:
+            hint = f" There is no directory '{path.parent}' either."
+        raise ValidationError(f"There is no file '{target}'.{hint}") from None
     except IsADirectoryError:
         raise ValidationError(f"'{target}' is a directory, and not a team file") from None
     except OSError as error:
@@ -117,26 +116,15 @@ def _read_text(path: Path, target: str) -> str:
         raise ValidationError(f"{target}:{line}:1: not UTF-8 text; save the file as UTF-8") from None
 
 
-def _suggest_file(path: Path) -> str:
-    try:
-        known = [each.name for each in path.parent.iterdir() if each.suffix in {".yaml", ".yml"}]
-    except OSError:
-        return f" There is no directory '{path.parent}' either."
-    close = difflib.get_close_matches(path.name, known, n=1) or known[:1]
-    return f" Did you mean '{path.parent / close[0]}'?" if close else ""
-
-
 class _Team:
     def __init__(self, root: Entries, reading: Reading, problems: Problems) -> None:
         self._root = root
         self._reading = reading
         self._problems = problems
         self._members = Members(root, problems)
-        #: paths of values that pydantic refused
-        self._refused: set[Loc] = set()
+        self._refused: set[Loc] = set()  # of values
 
     def build(self) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
-        """Return the ensemble, or None if there are mistakes."""
         has_items = _MAP_REDUCE in self._root
         section: FileSection | None = None
         try:
@@ -158,8 +146,11 @@ class _Team:
         if self._reading.llm is not None:
             values["llm"] = self._reading.llm
         for member in (*members.agents, *members.work):
-            member.values = _values_at(section, member.path)
-        agents = [self._make_agent(each) for each in members.agents]
+            found: Any = section
+            for step in member.path:
+                found = getattr(found, str(step)) if isinstance(found, FileSection) else found[step]
+            member.values = cast("FileSection", found).values()
+        agents = [cast("Agent | None", self._make_member(each, {}, {})) for each in members.agents]
         made = self._make_work(dict(zip((each.name for each in members.agents), agents, strict=True)))
         if self._problems:
             return None
@@ -175,7 +166,7 @@ class _Team:
     def _make_map_reduce(
         self, values: dict[str, Any], tasks: Mapping[str, Task]
     ) -> MapReduceEnsemble | MapEnsemble | None:
-        from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble  # slow to import
+        from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 
         kind: type[MapReduceEnsemble | MapEnsemble] = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
         arguments = {**values, **tasks}
@@ -212,13 +203,11 @@ class _Team:
         place = locate(self._root, path)
         self._problems.add(place.key_spot, place.path, text)
 
-    # Objects.
-
     def _make_work(self, agents: Mapping[str | None, Agent | None]) -> dict[int, Identified]:
-        """Make tasks and units in topological order; return them by position. Skip refused ones."""
+        """Make tasks and units in topological order, by position."""
         made: dict[int, Identified] = {}
         work = self._members.work
-        for position in self._members.in_order():
+        for position in self._members.sorter().static_order():
             member = work[position]
             if any(each not in made for each in member.waits_for):
                 continue  # a dependency was refused
@@ -243,6 +232,13 @@ class _Team:
                     values["review"] = self._make(PhaseReview, rules, (*member.path, "review"))
                 values["after"] = [made[at] for at in member.after]
                 return self._make(Phase, {**values, **parts}, member.path)
+            case "agent":
+                name = values.pop("name")
+                values = {"role": name, **values}
+                remote = cast("FileSection | None", values.pop(_REMOTE, None))
+                if remote is None:
+                    return self._make(Agent, values, member.path)
+                return self._make(RemoteAgent, {**values, **remote.values()}, (*member.path, _REMOTE), member.path)
             case "graph":
                 names = (str(self._members.work[at].path[-1]) for at in member.parts["states"])
                 values["states"] = dict(zip(names, parts["states"], strict=True))
@@ -254,17 +250,8 @@ class _Team:
                     Task, {"expected_output": _EXPECTED_OUTPUT, **values, "context": context}, member.path
                 )
 
-    def _make_agent(self, agent: TeamEntry) -> Agent | None:
-        given = {name: value for name, value in agent.values.items() if name != "name"}
-        values: dict[str, Any] = {"role": agent.name, **given}
-        remote = values.pop(_REMOTE, None)
-        if remote is None:
-            return self._make(Agent, values, agent.path)
-
-        return self._make(RemoteAgent, {**values, **remote.values()}, (*agent.path, _REMOTE), agent.path)
-
     def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
-        """Make an object. If its class refuses the values, add the mistake, at one of these paths, and return None."""
+        """Make an object. If its class refuses the values, add the mistake at one of these paths."""
         try:
             return kind(**values)
         except ValidationError as error:
@@ -273,7 +260,7 @@ class _Team:
             return None
 
     def _place_of(self, message: str, paths: Sequence[Loc]) -> tuple[Spot, str] | None:
-        """Return the position of the value that a message is about: the first of its words that is a key."""
+        """Return the position of the first word of a message that is a key."""
         for path in paths:
             node = locate(self._root, path).value
             for word in re.findall(r"\w+", message):
@@ -287,13 +274,6 @@ def _has_value(node: Entries, name: str) -> bool:
     return name in node and not is_null(node[name])
 
 
-def _values_at(section: FileSection, path: Sequence[str | int]) -> dict[str, Any]:
-    found: Any = section
-    for step in path:
-        found = getattr(found, str(step)) if isinstance(found, FileSection) else found[step]
-    return cast("FileSection", found).values()
-
-
 @dataclass(slots=True, kw_only=True)
 class TeamEntry:
     kind: Literal["agent", "task", "loop", "phase", "graph"]
@@ -301,38 +281,34 @@ class TeamEntry:
     node: Entries
     path: Loc
     values: dict[str, Any] = field(default_factory=dict[str, Any])
-    #: positions of its context in `Members.work`, and whether the output of a loop or phase is meant
-    context: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
-    #: positions of its parts by key: a body, tasks, loops, a review's task, states
-    parts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    #: positions of the phases that it follows
-    after: list[int] = field(default_factory=list[int])
+    context: list[tuple[int, bool]] = field(
+        default_factory=list[tuple[int, bool]]
+    )  # `Members.work`; is an output meant?
+    parts: dict[str, list[int]] = field(
+        default_factory=dict[str, list[int]]
+    )  # positions by key, such as body or states
+    after: list[int] = field(default_factory=list[int])  # positions of phases
 
     def is_refused(self, refused: set[Loc]) -> bool:
         return any(path[: len(self.path)] == self.path for path in refused)
 
     @property
     def waits_for(self) -> list[int]:
-        """Positions of the entries that must be built first."""
+        """Positions of entries to build first."""
         inside = (position for positions in self.parts.values() for position in positions)
         return [*(position for position, _ in self.context), *inside, *self.after]
 
 
 class Members:
-    """The agents and the work of a file, in the order of the file."""
-
     def __init__(self, root: Entries, problems: Problems) -> None:
         self.agents: list[TeamEntry] = []
-        #: tasks, loops, phases, graph
         self.work: list[TeamEntry] = []
-        #: positions of the ensemble's own tasks, loops, phases and graph, by key
-        self.top: dict[str, list[int]] = {}
+        self.top: dict[str, list[int]] = {}  # positions in `work`
         self._root = root
         self._problems = problems
         self._lines: dict[tuple[str, str], int] = {}
 
     def collect(self) -> None:
-        """Read the entries of the file. Two entries of one kind and name are a mistake."""
         self.agents = list(self._read("agent", ("agents",)))
         self.top["tasks"] = self._add_tasks(("tasks",))
         self.top["loops"] = [self._add_loop(member) for member in self._read("loop", ("loops",))]
@@ -347,17 +323,22 @@ class Members:
                     self._note_twice("task", review.name, reviewer, path)
                 member.parts["review"] = [self._add(review)]
             self.top.setdefault("phases", []).append(self._add(member))
-        self._add_graph()
+        node = self._root.get("graph")
+        if isinstance(node, Entries):
+            graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
+            states = self._read("state", ("graph", "states"))
+            graph.parts["states"] = [
+                self._add_loop(each) if "body" in each.node else self._add(each) for each in states
+            ]
+            self.top["graph"] = [self._add(graph)]
 
     def add_sides(self, section: str, sides: Sequence[str]) -> None:
-        """Read the tasks that replace the factories of a map-reduce."""
         for side in sides:
             node = self._at((section, side))
             if isinstance(node, Entries):
                 self._add(TeamEntry(kind="task", name=None, node=node, path=(section, side)))
 
     def look_up(self, refused: set[Loc]) -> None:
-        """Resolve names. Unknown names and circular dependencies are mistakes; refused entries are skipped."""
         agent_names = [each.name for each in self.agents if each.name]
         tasks = self._positions("task")
         outputs = {f"{name}{_OUTPUT}": at for kind in ("loop", "phase") for name, at in self._positions(kind).items()}
@@ -378,12 +359,22 @@ class Members:
                     member.after.append(phases[name])
                 else:
                     self._refuse_name(name, (*member.path, "after", position), "phase", list(phases))
-        self._check_order()
+        try:
+            self.sorter().prepare()
+        except CycleError as error:
+            circle: list[int] = error.args[1][:0:-1]  # each depends on the next, and the last on the first
+            first = circle.index(min(circle))
+            circle = [*circle[first:], *circle[: first + 1]]
+            shown = " -> ".join(self.work[position].name or "?" for position in circle)
+            member = self.work[circle[0]]
+            path = (*member.path, "after" if member.after else "context")
+            spot = locate(self._root, (*path, 0)).value.spot
+            what = "phases" if member.after else "tasks"
+            self._problems.add(
+                spot, locate(self._root, path).path, f"the {what} wait for each other in a circle: {shown}"
+            )
 
-    def in_order(self) -> Iterator[int]:
-        return iter(self._sorter().static_order())
-
-    def _sorter(self) -> TopologicalSorter[int]:
+    def sorter(self) -> TopologicalSorter[int]:
         return TopologicalSorter({index: each.waits_for for index, each in enumerate(self.work)})
 
     def _add(self, member: TeamEntry) -> int:
@@ -396,15 +387,6 @@ class Members:
     def _add_loop(self, member: TeamEntry) -> int:
         member.parts["body"] = self._add_tasks((*member.path, "body"))
         return self._add(member)
-
-    def _add_graph(self) -> None:
-        node = self._root.get("graph")
-        if not isinstance(node, Entries):
-            return
-        graph = TeamEntry(kind="graph", name=text_in(node.get("name")), node=node, path=("graph",))
-        states = self._read("state", ("graph", "states"))
-        graph.parts["states"] = [self._add_loop(each) if "body" in each.node else self._add(each) for each in states]
-        self.top["graph"] = [self._add(graph)]
 
     def _read(self, section: Literal["agent", "task", "loop", "phase", "state"], path: Loc) -> Iterator[TeamEntry]:
         node = self._at(path)
@@ -450,27 +432,9 @@ class Members:
         place = locate(self._root, path)
         self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
 
-    def _check_order(self) -> None:
-        try:
-            self._sorter().prepare()
-        except CycleError as error:
-            circle: list[int] = error.args[1][:0:-1]  # each depends on the next, and the last on the first
-            first = circle.index(min(circle))
-            circle = [*circle[first:], *circle[: first + 1]]
-            shown = " -> ".join(self.work[position].name or "?" for position in circle)
-            member = self.work[circle[0]]
-            path = (*member.path, "after" if member.after else "context")
-            spot = locate(self._root, (*path, 0)).value.spot
-            what = "phases" if member.after else "tasks"
-            text = f"the {what} wait for each other in a circle: {shown}"
-            self._problems.add(spot, locate(self._root, path).path, text)
-
 
 def _convert(part: Any, *, is_map: bool) -> Any:
-    """Convert a part of pydantic's schema to draft 7, without the titles that pydantic derives from names.
-
-    `is_map`: its keys are names of keys or definitions, not words of JSON Schema.
-    """
+    """Convert pydantic's schema to draft 7. `is_map`: its keys are no words of JSON Schema."""
     if isinstance(part, list):
         return [_convert(each, is_map=False) for each in part]
     if not isinstance(part, dict):

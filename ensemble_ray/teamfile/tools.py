@@ -1,17 +1,14 @@
-"""Tools in a team file: a built-in tool by name, or user code as `module:attribute`.
-
-Examples: `calculator`, `file_read: {base_dir: ./data}`, `module:function`, `module:Class: {argument: value}`.
-"""
+"""Tools in a team file: `calculator`, `file_read: {base_dir: ./data}`, `module:Class: {argument: value}`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.teamfile.document import NOWHERE, Entries, Items, Located, Scalar, list_known_names, suggestion
+from ensemble_ray.teamfile.document import NOWHERE, Entries, Items, Located, list_known_names, suggestion
 from ensemble_ray.teamfile.references import Expected, is_reference
 from ensemble_ray.teamfile.section import (
     REFERENCE_PATTERN,
@@ -31,28 +28,29 @@ from ensemble_ray.teamfile.section import (
     key,
     mapping,
     one_of,
+    plain,
     refuse,
     require_text,
     text_in,
 )
+from ensemble_ray.tools.registry import check_tool_entry
+from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, marked_functions, tool_mark
 from ensemble_ray.values.reviews import OnTimeoutAction
 
-
-def _read_inherit(node: object) -> bool | list[str]:
-    if isinstance(node, Items):
-        return _NAMES.validate_python(node)
-    if isinstance(node, Scalar) and isinstance(node.value, bool):
-        return node.value
-    raise ValidationError("must be true, false, or a list of names of variables")
-
-
 _NAMES = TypeAdapter(list[Text])
-_Inherit = Annotated[object, PlainValidator(_read_inherit, json_schema_input_type=bool | list[str])]
+_SWITCH = TypeAdapter[bool](Annotated[bool, plain(bool, "true, false, or a list of names of variables")])
+_Inherit = Annotated[
+    object,
+    PlainValidator(
+        lambda node: (_NAMES if isinstance(node, Items) else _SWITCH).validate_python(node),
+        json_schema_input_type=bool | list[str],
+    ),
+]
 
 
 class _ToolKeys(FileSection):
     called = "tool '{name}'"
-    #: class in `ensemble_ray.tools`
+    about: ClassVar[str]
     class_name: ClassVar[str]
 
 
@@ -61,50 +59,43 @@ _APPROVAL = "Whether the review handler must approve each call."
 
 
 class _Calculator(_ToolKeys):
-    """Computes arithmetic expressions."""
-
+    about = "Computes arithmetic expressions."
     class_name = "CalculatorTool"
 
 
 class _DateTime(_ToolKeys):
-    """Returns the current date and time, and computes with dates and times."""
-
+    about = "Returns the current date and time, and computes with dates and times."
     class_name = "DateTimeTool"
 
 
 class _JsonParser(_ToolKeys):
-    """Reads a value from a JSON text."""
-
+    about = "Reads a value from a JSON text."
     class_name = "JsonParserTool"
 
 
 class _FileWrite(_ToolKeys):
-    """Writes text files below a directory."""
-
+    about = "Writes text files below a directory."
     class_name = "FileWriteTool"
     base_dir: PathText = key(_BASE_DIR, is_required=True)
     require_approval: Flag = key(_APPROVAL)
 
 
 class _FileRead(_ToolKeys):
-    """Reads text files below a directory."""
-
+    about = "Reads text files below a directory."
     class_name = "FileReadTool"
     base_dir: PathText = key(_BASE_DIR, is_required=True)
     max_bytes: Whole = key("Largest file that it reads.")
 
 
 class _WebScrape(_ToolKeys):
-    """Fetches a web page and returns its text."""
-
+    about = "Fetches a web page and returns its text."
     class_name = "WebScraperTool"
     max_content_length: Whole = key("Longest returned text, characters.")
     allow_private_hosts: Flag = key("Whether it may fetch from hosts of the local network.")
 
 
 class _WebSearch(_ToolKeys):
-    """Searches the web through a service."""
-
+    about = "Searches the web through a service."
     class_name = "WebSearchTool"
     provider: Annotated[str, one_of(("tavily", "serpapi"), "provider")] = key("The service.", is_required=True)
     api_key_env: Text = key("Variable that holds its key; default TAVILY_API_KEY or SERPAPI_API_KEY.")
@@ -116,8 +107,7 @@ class _Outside(_ToolKeys):
 
 
 class _Http(_Outside):
-    """Sends the model's input to one HTTP address."""
-
+    about = "Sends the model's input to one HTTP address."
     class_name = "HttpAgentTool"
     url: Text = key("The address.", is_required=True)
     method: Text = key("HTTP method; default POST.")
@@ -128,8 +118,7 @@ class _Http(_Outside):
 
 
 class _Process(_Outside):
-    """Runs one program with the model's input on its standard input."""
-
+    about = "Runs one program with the model's input on its standard input."
     class_name = "ProcessAgentTool"
     only_lists = frozenset({"command"})
     command: list[Text] = key("The program and its arguments; no shell.", is_required=True)
@@ -141,8 +130,7 @@ class _Process(_Outside):
 
 
 class _HumanInput(_ToolKeys):
-    """Asks a person, through the review handler."""
-
+    about = "Asks a person, through the review handler."
     class_name = "HumanInputTool"
     timeout: Number = key("Seconds; 0: no limit.")
     on_timeout: Annotated[str, one_of(OnTimeoutAction)] = key("Result if no answer arrives in time.")
@@ -159,8 +147,7 @@ _Effect = Annotated[
 
 
 class _Mcp(_ToolKeys):
-    """The tools of an MCP server."""
-
+    about = "The tools of an MCP server."
     class_name = "MCP"
     server: Text = key("stdio:COMMAND ARGUMENTS, or the URL of a server.", is_required=True)
     headers: Headers = key("Headers for a URL: text, or {env: NAME} for secrets.")
@@ -180,8 +167,7 @@ class _Mcp(_ToolKeys):
 
 
 class _A2a(_ToolKeys):
-    """An agent of another system, called by the A2A protocol."""
-
+    about = "An agent of another system, called by the A2A protocol."
     class_name = "A2ATool"
     url: Text = key("URL of its card, without /.well-known/agent-card.json.", is_required=True)
     name: Text = key("Name by which the model calls it; default ask_ and the last part of the URL.")
@@ -193,31 +179,37 @@ class _A2a(_ToolKeys):
     connect_timeout: Number = key("Longest time to connect, seconds.")
 
 
-def _describe_entry(schema: dict[str, Any]) -> None:
-    """Allow exactly one key in the schema: a built-in tool, or a reference to user code."""
-    for shown in schema["properties"].values():
-        shown.pop("default", None)
-    arguments = {"type": "object", "description": "Arguments of the class or function."}
-    schema.update(minProperties=1, maxProperties=1, patternProperties={REFERENCE_PATTERN: arguments})
-
-
 class _Entry(BaseModel):
     """An entry with parameters. The key is the tool's name."""
 
-    model_config = ConfigDict(extra="forbid", defer_build=True, json_schema_extra=_describe_entry)
+    model_config = ConfigDict(
+        extra="forbid",
+        defer_build=True,
+        json_schema_extra=lambda schema: schema.update(  # exactly one key: a built-in tool, or user code
+            minProperties=1,
+            maxProperties=1,
+            patternProperties={
+                REFERENCE_PATTERN: {"type": "object", "description": "Arguments of the class or function."}
+            },
+            properties={
+                name: {word: value for word, value in cast("dict[str, Any]", shown).items() if word != "default"}
+                for name, shown in cast("dict[str, Any]", schema["properties"]).items()
+            },
+        ),
+    )
 
-    calculator: _Calculator | None = key(_Calculator.__doc__)
-    datetime: _DateTime | None = key(_DateTime.__doc__)
-    json_parser: _JsonParser | None = key(_JsonParser.__doc__)
-    file_read: _FileRead = key(_FileRead.__doc__)
-    file_write: _FileWrite = key(_FileWrite.__doc__)
-    human_input: _HumanInput | None = key(_HumanInput.__doc__)
-    web_scrape: _WebScrape | None = key(_WebScrape.__doc__)
-    web_search: _WebSearch = key(_WebSearch.__doc__)
-    http: _Http = key(_Http.__doc__)
-    process: _Process = key(_Process.__doc__)
-    mcp: _Mcp = key(_Mcp.__doc__)
-    a2a: _A2a = key(_A2a.__doc__)
+    calculator: _Calculator | None = key(_Calculator.about)
+    datetime: _DateTime | None = key(_DateTime.about)
+    json_parser: _JsonParser | None = key(_JsonParser.about)
+    file_read: _FileRead = key(_FileRead.about)
+    file_write: _FileWrite = key(_FileWrite.about)
+    human_input: _HumanInput | None = key(_HumanInput.about)
+    web_scrape: _WebScrape | None = key(_WebScrape.about)
+    web_search: _WebSearch = key(_WebSearch.about)
+    http: _Http = key(_Http.about)
+    process: _Process = key(_Process.about)
+    mcp: _Mcp = key(_Mcp.about)
+    a2a: _A2a = key(_A2a.about)
 
 
 _BUILT_IN = tuple(_Entry.model_fields)
@@ -228,10 +220,8 @@ def _read(node: object, info: ValidationInfo) -> object:
     if isinstance(node, Entries) and len(node) == 1:
         ((name, parameters),) = node.items()
     if name is None:
-        text = (
-            "must be the name of a built-in tool, module:attribute, or one of them with its parameters: `name: {...}`"
-        )
-        raise ValidationError(text)
+        one_of_them = "must be the name of a built-in tool, module:attribute, or one of them"
+        raise ValidationError(f"{one_of_them} with its parameters: `name: {{...}}`")
     if parameters is not None and is_null(parameters):
         parameters = None
     tool = name.strip()
@@ -251,7 +241,7 @@ def _read(node: object, info: ValidationInfo) -> object:
 
 
 def _build(reading: Reading, name: str, parameters: Located | None) -> object:
-    from ensemble_ray import tools  # slow to import
+    from ensemble_ray import tools
 
     entries = Entries(NOWHERE, {}, {}) if parameters is None else parameters
     section: _ToolKeys = getattr(_Entry.model_validate({name: entries}, context=reading), name)
@@ -263,9 +253,7 @@ def _build(reading: Reading, name: str, parameters: Located | None) -> object:
 
 
 def _find(reading: Reading, name: str, parameters: Located | None) -> object:
-    from ensemble_ray.tools.registry import check_tool_entry
-    from ensemble_ray.tools.tool import tool_mark  # slow to import
-
+    found = reading.find(name, _TOOL_CODE)
     found = reading.find(name, _TOOL_CODE)
     if parameters is not None:
         if not isinstance(parameters, Entries) or not callable(found):
@@ -283,26 +271,23 @@ def _find(reading: Reading, name: str, parameters: Located | None) -> object:
     return found
 
 
-def _is_intended_as_tool(found: object) -> bool:
-    from ensemble_ray.tools.registry import check_tool_entry
-    from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider, marked_functions
-
-    if isinstance(found, type):
-        return issubclass(found, AgentTool | DynamicToolProvider) or bool(marked_functions(found))
-    return check_tool_entry(found, 0) is None
-
-
 _TOOL_CODE = Expected(
-    what="a function marked with @tool, or an AgentTool", accepts=lambda _: True, is_intended=_is_intended_as_tool
+    what="a function marked with @tool, or an AgentTool",
+    accepts=lambda _: True,
+    is_intended=lambda found: (
+        issubclass(found, AgentTool | DynamicToolProvider) or bool(marked_functions(found))
+        if isinstance(found, type)
+        else check_tool_entry(found, 0) is None
+    ),
 )
 
 
-#: Built-in tools without required parameters.
+# built-in tools without required parameters
 _Bare = (
-    Annotated[Literal["calculator"], Field(description=_Calculator.__doc__)]
-    | Annotated[Literal["datetime"], Field(description=_DateTime.__doc__)]
-    | Annotated[Literal["json_parser"], Field(description=_JsonParser.__doc__)]
-    | Annotated[Literal["web_scrape"], Field(description=_WebScrape.__doc__)]
+    Annotated[Literal["calculator"], Field(description=_Calculator.about)]
+    | Annotated[Literal["datetime"], Field(description=_DateTime.about)]
+    | Annotated[Literal["json_parser"], Field(description=_JsonParser.about)]
+    | Annotated[Literal["web_scrape"], Field(description=_WebScrape.about)]
 )
 _Own = Annotated[ReferenceText, Field(description="Your own tool: module:attribute.")]
 

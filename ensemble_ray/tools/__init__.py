@@ -1,7 +1,4 @@
-"""Tools of agents. Built-in and remote tools are imported at their first use.
-
-The name `tool` is the decorator; import from the module `tool` by `from ensemble_ray.tools.tool import ...`.
-"""
+"""Tools of agents, imported at their first use. Import from the module `tool` by `from ensemble_ray.tools.tool import ...`."""
 
 from __future__ import annotations
 
@@ -42,34 +39,12 @@ if TYPE_CHECKING:
     from ensemble_ray.tools.mcp import MCP
 
 __all__ = [
-    "MCP",
-    "A2ATool",
-    "AbstractAgentTool",
-    "AbstractTypedAgentTool",
-    "AgentTool",
-    "CalculatorTool",
-    "CustomSchemaAgentTool",
-    "DateTimeTool",
-    "DynamicToolProvider",
-    "FileReadTool",
-    "FileWriteTool",
-    "HttpAgentTool",
-    "HumanInputTool",
-    "JsonParserTool",
-    "NoOpToolMetrics",
-    "PipelineErrorStrategy",
-    "ProcessAgentTool",
-    "ToolContext",
-    "ToolMetrics",
-    "ToolPipeline",
-    "ToolResult",
-    "TypedAgentTool",
-    "WebScraperTool",
-    "WebSearchProvider",
-    "WebSearchTool",
-    "current_tool_context",
-    "tool",
-]
+    "MCP", "A2ATool", "AbstractAgentTool", "AbstractTypedAgentTool", "AgentTool", "CalculatorTool",
+    "CustomSchemaAgentTool", "DateTimeTool", "DynamicToolProvider", "FileReadTool", "FileWriteTool",
+    "HttpAgentTool", "HumanInputTool", "JsonParserTool", "NoOpToolMetrics", "PipelineErrorStrategy",
+    "ProcessAgentTool", "ToolContext", "ToolMetrics", "ToolPipeline", "ToolResult", "TypedAgentTool",
+    "WebScraperTool", "WebSearchProvider", "WebSearchTool", "current_tool_context", "tool",
+]  # fmt: skip
 
 _REMOTE = {"A2ATool": "ensemble_ray.tools.a2a.client", "MCP": "ensemble_ray.tools.mcp"}
 

@@ -1,7 +1,4 @@
-"""Ask the run's review handler from within a tool (S-REV-50 to S-REV-69).
-
-In a run, the handler of a call's context is the run's own and its decisions are recorded.
-"""
+"""Ask the run's review handler from within a tool (S-REV-50 to S-REV-69)."""
 
 from __future__ import annotations
 
@@ -64,12 +61,12 @@ def approval_request(
 
 
 async def ask(handler: object, request: ReviewRequest) -> ReviewDecision:
-    """Return the handler's decision, or `Continue` without one. An unusable handler raises (S-TOOL-64)."""
+    """Return the handler's decision, or `Continue` without one (S-TOOL-64)."""
     return Continue() if handler is None else _check(handler, await call_user(_review_of(handler), request))
 
 
 def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
-    """`ask` for synchronous code; raise `IllegalStateError` on the thread of an event loop, which it would block."""
+    """`ask` for synchronous code; raise `IllegalStateError` on the thread of an event loop."""
     if handler is None:
         return Continue()
     try:
@@ -87,7 +84,7 @@ def ask_from_thread(handler: object, request: ReviewRequest) -> ReviewDecision:
 
 
 async def approve(handler: object, tool_name: str, description: str, text: str) -> str | None:
-    """Return the approved or edited input; None if it was rejected (S-REV-64, S-REV-65)."""
+    """Return the approved or edited input; None if rejected (S-REV-64, S-REV-65)."""
     return _approved(await ask(_require(handler, tool_name), approval_request(description)), text)
 
 

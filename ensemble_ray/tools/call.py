@@ -1,4 +1,4 @@
-"""Call one tool, or several at the same time, and turn every result and error into a `ToolOutcome`."""
+"""Call one tool, or several at the same time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -26,7 +27,6 @@ from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
 from ensemble_ray.tools.schema import ArgumentError, repair_arguments
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
-    AgentTool,
     ContextAgentTool,
     CustomSchemaAgentTool,
     ToolContext,
@@ -48,12 +48,12 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 
 BATCH_LIMIT_S = 300.0
-#: If a tool's own limit ends together with the batch's, its text can still be returned to the model (S-SET-34).
+#: If a tool's own limit ends together with the batch's, the model still receives its text (S-SET-34).
 _GRACE_S = 0.25
 
 
 async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -> ToolOutcome:
-    """Call a tool once. Errors become outcomes; `ExitEarlyError` and `IllegalStateError` are raised (S-TOOL-23)."""
+    """Call a tool once. Errors become outcomes, except `ExitEarlyError` and `IllegalStateError` (S-TOOL-23)."""
     started_s = time.perf_counter()
     context = replace(context, emit=_LoopEmitter(context.emit))
     repairs: list[str] = []
@@ -77,10 +77,17 @@ async def call_batch(
     task_description: str = "",
     limit_s: float | None = BATCH_LIMIT_S,
 ) -> list[T]:
-    """Run calls together; a single one has no limit. The first error is raised at the end (S-TOOL-80, S-TOOL-85)."""
+    """Run calls together. The first error is raised at the end (S-TOOL-80, S-TOOL-85)."""
     if len(calls) == 1:
         return [await calls[0]()]
-    tasks = [asyncio.ensure_future(_start(call)) for call in calls]
+
+    async def started(call: Callable[[], Awaitable[T]]) -> T | _Stopped:
+        try:
+            return await call()
+        except (SystemExit, KeyboardInterrupt) as stop:  # it would end the loop
+            return _Stopped(stop)
+
+    tasks = [asyncio.ensure_future(started(call)) for call in calls]
     try:
         pending = set(tasks)
         for wait_s in (limit_s, _GRACE_S):
@@ -110,14 +117,14 @@ def truncate_output(text: str, max_length: int) -> str:
 
 
 def cut_for_log(text: str, length: int) -> str:
-    """Return the part of a tool's input or output for a log line (S-ENG-72): -1 all, 0 none."""
+    """Return the part of a text for a log line (S-ENG-72): -1 all, 0 none."""
     if length < 0 or len(text) <= length:
         return text
     return f"{text[:length]}..." if length else ""
 
 
 class _TimedOutError(Exception):
-    """The tool's time limit is up. A `TimeoutError`, in contrast, may be the tool's own."""
+    """A `TimeoutError`, in contrast, may be the tool's own."""
 
 
 class _LoopEmitter:
@@ -140,7 +147,14 @@ async def _perform(bound: BoundTool, arguments: str, context: ToolContext, repai
     try:
         if isinstance(bound, BoundAgentTool):
             text = _input_of(bound, arguments, repairs)
-            return await _within(bound.timeout_s, context, _call_agent_tool(bound.tool, bound.name, text, context))
+            async with _time_limit(bound.timeout_s, context):
+                if isinstance(bound.tool, AbstractAgentTool):
+                    with use_tool_context(context):
+                        return outcome_of_result(await bound.tool.aexecute(text))
+                # A plain AgentTool must not see the context of an outer tool.
+                with use_tool_context(context if isinstance(bound.tool, ContextAgentTool) else None):
+                    returned = await call_to_end(bound.tool.execute, text)
+                return outcome_of_result(as_result(returned, bound.name))
         return await _call_function(bound, arguments, context, repairs)
     except (ExitEarlyError, IllegalStateError):
         raise
@@ -150,35 +164,26 @@ async def _perform(bound: BoundTool, arguments: str, context: ToolContext, repai
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return outcome_of_error(error, prefix=prefix)  # raised by the tool: this task was not cancelled
+        return outcome_of_error(error, prefix=prefix)  # raised by the tool
     except USER_ERRORS as error:
         return outcome_of_error(error, prefix=prefix)
 
 
-async def _within(timeout_s: float | None, context: ToolContext, work: Awaitable[T]) -> T:
+@asynccontextmanager
+async def _time_limit(timeout_s: float | None, context: ToolContext) -> AsyncGenerator[None]:
     limit = TimeLimit(timeout_s, context.time_limits)
     try:
         async with limit:
-            return await work
+            yield
     except TimeoutError:
         if limit.is_over:
             raise _TimedOutError from None
         raise
 
 
-async def _call_agent_tool(tool: AgentTool, tool_name: str, text: str, context: ToolContext) -> ToolOutcome:
-    if isinstance(tool, AbstractAgentTool):
-        with use_tool_context(context):
-            return outcome_of_result(await tool.aexecute(text))
-    # A plain AgentTool has no context, and must not see the context of an outer tool.
-    with use_tool_context(context if isinstance(tool, ContextAgentTool) else None):
-        returned = await call_to_end(tool.execute, text)
-    return outcome_of_result(as_result(returned, tool_name))
-
-
 def _input_of(bound: BoundAgentTool, arguments: str, repairs: list[str]) -> str:
     if bound.takes_arguments:
-        # Tools with their own schema check arguments themselves. Plain text is only for pipelines (S-TOOL-53).
+        # Tools with their own schema check arguments themselves.
         is_valid = False
         if isinstance(bound.tool, TypedAgentTool) and not isinstance(bound.tool, CustomSchemaAgentTool):
             kind = input_type_of(cast("TypedAgentTool[BaseModel]", bound.tool))
@@ -229,21 +234,16 @@ async def _call_function(bound: BoundFunction, arguments: str, context: ToolCont
         outcome = await _call_in_pool(bound, positional, named, context)
         if outcome is not None:
             return outcome
-    return await _within(bound.timeout_s, context, _call_here(bound, positional, named, context))
+    async with _time_limit(bound.timeout_s, context):
+        with use_tool_context(context):
+            if bound.is_async:
+                returned = await collect(bound.function(*positional, **named))
+            else:
+                returned = await call_to_end(bound.function, *positional, **named)
+        return outcome_of_return(returned, bound.name)
 
 
-async def _call_here(
-    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
-) -> ToolOutcome:
-    with use_tool_context(context):
-        if bound.is_async:
-            returned = await collect(bound.function(*positional, **named))
-        else:
-            returned = await call_to_end(bound.function, *positional, **named)
-    return outcome_of_return(returned, bound.name)
-
-
-#: Function -> its packed form; None if it cannot be packed, which was logged once.
+#: packed functions; None: it cannot be packed, which was logged
 _packed: WeakKeyDictionary[Callable[..., object], bytes | None] = WeakKeyDictionary()
 
 
@@ -286,10 +286,9 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
         return
     duration_ms = round((time.perf_counter() - started_s) * 1000)
     event = "Tool call" if is_success else "Tool error"
-    # A text with line breaks could imitate log lines: each text becomes one line, even if it is complete.
-    shown, returned = (
-        one_line(cut_for_log(text, context.log_truncate_length), None) for text in (arguments, outcome.text)
-    )
+    # A text with line breaks could imitate log lines.
+    length = context.log_truncate_length
+    shown, returned = (one_line(cut_for_log(text, length), None) for text in (arguments, outcome.text))
     tracebacks = TextLine("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
     line = "[%s] %s: %s(%s) -> %s [%dms]%s"
     _log.log(level, line, context.agent_role, event, name, shown, returned, duration_ms, tracebacks)
@@ -299,10 +298,3 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
 @dataclass(frozen=True, slots=True)
 class _Stopped:
     stop: BaseException
-
-
-async def _start(call: Callable[[], Awaitable[T]]) -> T | _Stopped:
-    try:
-        return await call()
-    except (SystemExit, KeyboardInterrupt) as stop:  # raised in a task, it would end the loop
-        return _Stopped(stop)

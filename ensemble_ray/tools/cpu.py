@@ -1,8 +1,4 @@
-"""Run CPU-bound functions in other processes of this machine.
-
-Functions, arguments, values and errors are sent as bytes that this module packs: one that cannot be pickled fails only its
-own call.
-"""
+"""Run CPU-bound functions in other processes. An unpicklable one fails only its own call."""
 
 from __future__ import annotations
 
@@ -26,12 +22,11 @@ from ensemble_ray.tools.tool import ToolContext, ToolOutcome, outcome_of_error, 
 from ensemble_ray.tools.user_code import collect_here
 
 
-class CannotTravelError(Exception):
-    """A function or its arguments cannot be pickled here or loaded in the other process."""
+class CannotTravelError(Exception): ...
 
 
 def pack(value: object) -> bytes:
-    from ensemble_ray.process.config import dumps  # most processes never need it
+    from ensemble_ray.process.config import dumps
 
     try:
         return dumps(value)
@@ -44,7 +39,7 @@ def pack_tool(function: Callable[..., object]) -> bytes:
 
 
 def call_packed(function: bytes, arguments: bytes) -> bytes:
-    """Call a packed function in the other process; return its packed value or error, and never raise."""
+    """Call a packed function in the other process; return its packed value or error."""
     try:
         callee = cast("Callable[..., object]", pickle.loads(function))  # noqa: S301  packed by our parent process
         named = cast("Mapping[str, object]", pickle.loads(arguments))  # noqa: S301  same
@@ -78,7 +73,7 @@ def _perform(
     idempotency_key: str,
     traceparent: str = "",
 ) -> ToolOutcome:
-    """Call a tool in the other process; its context has only a logger and the key (S-SET-35)."""
+    """Call a tool in the other process, with a logger and the key as context (S-SET-35)."""
     context = ToolContext(tool_name=tool_name, idempotency_key=idempotency_key)
     with use_tool_context(context), use_span(traceparent):
         try:
@@ -93,11 +88,10 @@ _DIED = "the process that ran it ended unexpectedly (out of memory, or a crash i
 
 
 class LokyCpuPool:
-    """The `CpuPool` of one machine without Ray: one process per processor, started at the first call.
+    """The `CpuPool` of one machine without Ray.
 
-    A single call cannot be stopped. After a timeout or cancellation, the call's group of processes accepts no new call,
-    finishes its other calls, and is then killed. If a process dies, all calls of its group fail. Each of them that may be
-    repeated runs once more in a group of one process, so that only the call that kills its process fails.
+    A single call cannot be stopped: after a timeout, its group of processes ends with its other calls. If a process dies, each
+    call of its group that may be repeated runs once more in a group of one process.
     """
 
     def __init__(self, *, workers: int | None = None, idle_s: float = 60.0) -> None:
@@ -105,10 +99,8 @@ class LokyCpuPool:
         self._idle_s = idle_s
         self._group: _Group | None = None
         self._groups: weakref.WeakSet[_Group] = weakref.WeakSet()
-        # One slot per processor and event loop, so that a call's time starts when a processor is free for it.
-        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+        # A call's time starts when a processor is free for it.
+        self._slots = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         self._lock = new_lock()
         track(self)
 
@@ -158,12 +150,11 @@ class LokyCpuPool:
         return group
 
     def _size(self) -> int:
-        # loky counts processors within the process's affinity and control group
+        # within the process's affinity and control group
         return self._workers or cast("int", importlib.import_module("loky").cpu_count())
 
 
-class _ProcessDiedError(Exception):
-    """A process of the group died. Its call is unknown."""
+class _ProcessDiedError(Exception): ...
 
 
 class _LokyExecutor(Protocol):
@@ -173,7 +164,7 @@ class _LokyExecutor(Protocol):
 
 class _Group:
     def __init__(self, workers: int, idle_s: float) -> None:
-        loky = importlib.import_module("loky")  # slow to import, and few runs need it
+        loky = importlib.import_module("loky")  # slow to import
         self._died: type[BaseException] = loky.process_executor.BrokenProcessPool
         self._executor: _LokyExecutor = loky.ProcessPoolExecutor(max_workers=workers, timeout=idle_s)
         self._open = 0
@@ -192,7 +183,7 @@ class _Group:
                 async with asyncio.timeout(timeout_s):
                     return await asyncio.wrap_future(future)
             finally:
-                if not future.cancel() and not future.done():  # it keeps running, without a caller
+                if not future.cancel() and not future.done():  # it keeps running
                     self.is_retired = True
         except self._died as error:
             self.is_retired = True
@@ -215,14 +206,13 @@ class _Group:
             self.kill()
 
 
-#: Groups that may have processes, for the end of this process.
 _groups: weakref.WeakSet[_Group] = weakref.WeakSet()
 _hooked = threading.Event()
 
 
 @after_fork
 def _abandon_groups() -> None:
-    if _groups:  # at its end, the child would kill or join the parent's processes
+    if _groups:  # the child would kill or join the parent's processes at its end
         children = cast("set[object]", importlib.import_module("multiprocessing.process")._children)  # noqa: SLF001  as `multiprocessing` does in its own children
         children.difference_update([each for each in children if type(each).__module__.startswith("loky.")])
     abandon(*_groups)
@@ -232,7 +222,7 @@ def _abandon_groups() -> None:
 
 @contextlib.contextmanager
 def _may_have_children() -> Generator[None]:
-    """Allow a daemon, such as a process of a `multiprocessing.Pool`, to start processes."""
+    """Allow a daemon to start processes."""
     config = cast("dict[str, object]", getattr(multiprocessing.current_process(), "_config", {}))
     before = config.get("daemon", False)
     if before:
@@ -247,16 +237,15 @@ def _may_have_children() -> Generator[None]:
 def _kill_at_exit() -> None:
     """Register, once, that all groups are killed at the end of this process. loky's own hook waits for every call.
 
-    `atexit` is too late, because threads are joined before it. The hooks of `threading` run in reverse order; loky registers
-    its hook at the first call, so this one runs before it. A process of `multiprocessing` joins its children even
-    earlier, after its finalizers.
+    `atexit` is too late, because threads are joined before it. The hooks of `threading` run in reverse order, this one before
+    loky's. A process of `multiprocessing` joins its children even earlier, after its finalizers.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is None or _hooked.is_set():
         return
     _hooked.set()
     importlib.import_module("multiprocessing.util").Finalize(None, _kill_all, exitpriority=100)
-    with contextlib.suppress(RuntimeError):  # this process is ending already
+    with contextlib.suppress(RuntimeError):
         register(_kill_all)
 
 

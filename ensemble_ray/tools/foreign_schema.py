@@ -1,7 +1,6 @@
-"""Normalise parameter schemas of servers and users to the subset of JSON schema that all model endpoints accept.
+"""Normalise parameter schemas to the subset of JSON schema that all model endpoints accept.
 
-An endpoint refuses a whole request because of one schema that it cannot read. The normalised schema is for the model only:
-the tool's server or code checks the arguments by its own schema.
+One unreadable schema makes an endpoint refuse the whole request. Servers and tools check arguments by their own schema.
 """
 
 from __future__ import annotations
@@ -20,28 +19,27 @@ import pydantic
 from pydantic import TypeAdapter
 
 LONGEST_NAME = 64
-#: Limits of nested schemas, their number and depth. Schemas beyond them become `{}`, which accepts any value.
+#: Nested schemas beyond these limits become `{}`, which accepts any value.
 MOST_NODES = 2_000
 DEEPEST = 24
 LONGEST_SCHEMA = 200_000
 _LONGEST_PATTERN = 500
 _KINDS = ("string", "number", "integer", "boolean", "object", "array", "null")
-#: Schema of a list's entries if they are unknown: some endpoints refuse an empty schema there.
+#: Some endpoints refuse an empty schema for the entries of a list.
 _ANY_ENTRY: Mapping[str, object] = {
     "anyOf": [
         *({"type": kind} for kind in ("string", "number", "boolean", "null")),
         {"type": "object", "additionalProperties": True},
     ]
 }
-#: Keywords that are dropped without a report: a title repeats a name, definitions are inlined, and an object with listed
-#: properties needs no statement about others.
+#: dropped without a report
 _SILENT = frozenset({"title", "$defs", "definitions", "additionalProperties"})
 _COUNTS = {
     "string": ("minLength", "maxLength"),
     "array": ("minItems", "maxItems"),
     "object": ("minProperties", "maxProperties"),
 }
-#: Keywords that are processed for every type.
+#: for every type
 _READ = frozenset({"type", "description", "default", "enum", "const", "anyOf", "oneOf", "allOf", "nullable", "$ref"})
 _OF_KIND: Mapping[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
@@ -53,26 +51,24 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
 _PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-#: Keys of a schema for facts about it while it is rewritten; no real schema has them.
+#: facts about a schema while it is rewritten
 _WITHIN = "\0within"
 _HINT = "\0hint"
 
 _Schema = dict[str, object]
 
 
-class SchemaError(ValueError):
-    """A schema cannot describe the arguments of a tool."""
+class SchemaError(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignSchema:
     parameters: Mapping[str, object]
-    #: dropped keywords, in alphabetical order
-    dropped: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()  # keywords
 
 
 def normalise_parameters(schema: object) -> ForeignSchema:
-    """Return a tool's parameters, maybe malformed, in a form that all endpoints accept, or raise `SchemaError`."""
+    """Return a tool's parameters in a form that all endpoints accept, or raise `SchemaError`."""
     if not isinstance(schema, Mapping):
         raise SchemaError(f"the schema of its arguments is no object: {json.dumps(schema, default=str)[:100]}")
     normaliser = _Normaliser(cast("Mapping[str, object]", schema))
@@ -89,7 +85,7 @@ def normalise_parameters(schema: object) -> ForeignSchema:
 
 
 def rename_properties(schema: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """Rename parameters that some endpoints refuse; return the schema, and new name -> original name."""
+    """Rename parameters that some endpoints refuse; return the original names, too."""
     properties = cast("Mapping[str, object]", schema["properties"])
     taken = {name for name in properties if _PROPERTY_NAME.fullmatch(name)}
     renamed: dict[str, str] = {}
@@ -136,7 +132,6 @@ class _Normaliser:
         return result
 
     def _rewrite(self, schema: object, depth: int, within: tuple[str, ...]) -> _Schema:
-        """Return the normalised form of a nested schema; `{}` accepts any value."""
         self._nodes_left -= 1
         if depth > DEEPEST or self._nodes_left < 0:
             self.dropped.add("schemas that are nested too deeply" if depth > DEEPEST else "schemas beyond the limit")
@@ -152,9 +147,8 @@ class _Normaliser:
         if "properties" in found or found.get("type") == "object":
             found = self._merge_choices(found, within)
         kinds = _kinds_of(found)
-        choices = (
-            [] if kinds else [each for each in _list_of(found.get("anyOf", found.get("oneOf"))) if each is not False]
-        )
+        listed = [] if kinds else _list_of(found.get("anyOf", found.get("oneOf")))
+        choices = [each for each in listed if each is not False]
         result: _Schema
         if choices:
             result = _one_of([self._rewrite(each, depth + 1, within) for each in choices])
@@ -187,7 +181,14 @@ class _Normaliser:
             case "number" | "integer":
                 self._add_bounds(found, kind, result)
             case "array":
-                self._add_items(found, result, depth, within)
+                items = found.get("items")
+                places = _list_of(items if isinstance(items, list | tuple) else found.get("prefixItems"))
+                if places:  # a schema per position
+                    self.dropped.add("prefixItems" if "prefixItems" in found else "items")
+                    inner = _one_of([self._rewrite(each, depth + 1, within) for each in places])
+                else:
+                    inner = {} if items is None else self._rewrite(items, depth + 1, within)
+                result["items"] = inner if inner.keys() - {"description", "default"} else {**_ANY_ENTRY, **inner}
             case "object":
                 self._add_object(found, result, depth, within)
             case _:
@@ -222,9 +223,10 @@ class _Normaliser:
                 result[_HINT] = f"format: {form[:40]}"
         pattern = found.get("pattern")
         if pattern is not None:
-            if _is_pattern(pattern):
-                result["pattern"] = pattern
-            else:
+            is_short = isinstance(pattern, str) and len(pattern) <= _LONGEST_PATTERN
+            try:
+                result["pattern"] = _patterns().validate_python(pattern if is_short else None).pattern
+            except (pydantic.ValidationError, OverflowError, RecursionError):
                 self.dropped.add("pattern")
 
     def _add_bounds(self, found: _Schema, kind: str, result: _Schema) -> None:
@@ -247,18 +249,19 @@ class _Normaliser:
                 self.dropped.add(f"exclusive{bound.capitalize()}")
                 result[bound] = limit
 
-    def _add_items(self, found: _Schema, result: _Schema, depth: int, within: tuple[str, ...]) -> None:
-        items = found.get("items")
-        places = _list_of(items if isinstance(items, list | tuple) else found.get("prefixItems"))
-        if places:  # a schema per position
-            self.dropped.add("prefixItems" if "prefixItems" in found else "items")
-            inner = _one_of([self._rewrite(each, depth + 1, within) for each in places])
-        else:
-            inner = {} if items is None else self._rewrite(items, depth + 1, within)
-        result["items"] = inner if inner.keys() - {"description", "default"} else {**_ANY_ENTRY, **inner}
-
     def _add_object(self, found: _Schema, result: _Schema, depth: int, within: tuple[str, ...]) -> None:
-        properties = self._rewrite_properties(found.get("properties"), depth, within)
+        properties: _Schema = {}
+        listed = found.get("properties", {})
+        if not isinstance(listed, Mapping):
+            self.dropped.update(() if listed is None else ("properties",))
+            listed = {}
+        for name, inner in cast("Mapping[str, object]", listed).items():
+            if inner is False or not isinstance(cast("object", name), str):
+                self.dropped.add("properties that nothing fits")
+            elif self._nodes_left <= 0:
+                self.dropped.add("schemas beyond the limit")
+            else:
+                properties[name] = self._rewrite(inner, depth + 1, within)
         required = found.get("required", [])
         if properties:
             result["properties"] = properties
@@ -268,25 +271,11 @@ class _Normaliser:
                 self.dropped.add("required")
         elif isinstance(entries := found.get("additionalProperties"), Mapping) and entries:
             result["additionalProperties"] = self._rewrite(entries, depth + 1, within) or True
-        elif depth:  # an object with any keys
+        elif depth:
             result["additionalProperties"] = True
 
-    def _rewrite_properties(self, listed: object, depth: int, within: tuple[str, ...]) -> _Schema:
-        properties: _Schema = {}
-        if not isinstance(listed, Mapping):
-            self.dropped.update(() if listed is None else ("properties",))
-            return properties
-        for name, inner in cast("Mapping[str, object]", listed).items():
-            if inner is False or not isinstance(cast("object", name), str):
-                self.dropped.add("properties that nothing fits")
-            elif self._nodes_left <= 0:
-                self.dropped.add("schemas beyond the limit")
-            else:
-                properties[name] = self._rewrite(inner, depth + 1, within)
-        return properties
-
     def _resolve(self, schema: Mapping[str, object], within: tuple[str, ...]) -> _Schema:
-        """Return a schema with its reference and `allOf` resolved; its key `_WITHIN` lists the resolved references."""
+        """Resolve the reference and `allOf`; the key `_WITHIN` lists the resolved references."""
         found = dict(schema)
         for _ in range(DEEPEST):
             if "$ref" not in found:
@@ -327,7 +316,7 @@ class _Normaliser:
                 into[key] = value
 
     def _merge_choices(self, found: _Schema, within: tuple[str, ...]) -> _Schema:
-        """Merge a choice between objects into one object with all properties and the names that all require."""
+        """Merge a choice between objects into one object; only names that all require are required."""
         within = cast("tuple[str, ...]", found.pop(_WITHIN, within))
         for keyword in ("anyOf", "oneOf"):
             if keyword not in found:
@@ -405,7 +394,7 @@ def _json_type(value: object) -> str | None:
 
 
 def _describe(result: _Schema, description: object) -> _Schema:
-    """Return a schema with its description first. The description contains the hint about dropped keywords."""
+    """Return a schema with its description and hint first."""
     words = description if isinstance(description, str) else cast("str", result.get("description", ""))
     hint = result.get(_HINT)
     if hint is not None:
@@ -434,16 +423,6 @@ def _texts_of(value: object) -> Iterator[str]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_pattern(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
-        return False
-    try:
-        _patterns().validate_python(value)
-    except (pydantic.ValidationError, OverflowError, RecursionError):
-        return False
-    return True
 
 
 @cache

@@ -1,8 +1,4 @@
-"""Resolve the entries of a tool list to tools that an agent can call, and run tools as a pipeline.
-
-An entry is an `AgentTool`, a `@tool` function or bound method, an object with `@tool` methods, or a `DynamicToolProvider`.
-Invalid entries are refused here, before any model call (S-ENG-60).
-"""
+"""Resolve the entries of a tool list to tools that an agent can call, and run tools as a pipeline (S-ENG-60)."""
 
 from __future__ import annotations
 
@@ -49,14 +45,12 @@ from ensemble_ray.values.task_output import full_name
 
 _log = bounded_logger(__name__)
 
-#: Log level below DEBUG, for the schemas of tools (S-TOOL-90).
-TRACE = 5
+TRACE = 5  # below DEBUG, for the schemas of tools (S-TOOL-90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
     spec: ToolSpec
-    #: seconds; None: no limit
     timeout_s: float | None
     effect: Effect
 
@@ -68,8 +62,7 @@ class _Bound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundAgentTool(_Bound):
     tool: AgentTool
-    #: the input is the model's complete argument text, not the value of `input` (S-TOOL-24)
-    takes_arguments: bool
+    takes_arguments: bool  # the input is the model's complete argument text (S-TOOL-24)
 
     @property
     def asks_first(self) -> bool:
@@ -82,8 +75,7 @@ class BoundFunction(_Bound):
     signature: Signature
     is_async: bool
     cpu: bool
-    #: the tool has no effect before its approval
-    asks_first: bool = False
+    asks_first: bool = False  # before any effect
 
 
 BoundTool = BoundAgentTool | BoundFunction
@@ -116,7 +108,7 @@ class ResolvedTools:
 
 
 def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
-    """Return the problem of an entry of a tool list, or None (S-DOM-5 to S-DOM-8, S-DOM-23)."""
+    """Return the problem of an entry, or None (S-DOM-5 to S-DOM-8, S-DOM-23)."""
     if entry is None:
         return f"{prefix} at index {index} must not be None"
     if isinstance(entry, AgentTool):
@@ -142,8 +134,7 @@ def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str 
     return problem
 
 
-#: Functions with a logged warning: module and qualified name.
-_warned: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()  # module and qualified name of functions
 
 
 def _warn_of_gaps(function: Callable[..., object]) -> None:
@@ -179,7 +170,6 @@ def resolve_tools(entries: Sequence[object], *, reserved: Sequence[str] = ()) ->
     return resolved
 
 
-#: Tools with a logged line about dropped keywords, and these keywords.
 _logged: set[tuple[str, tuple[str, ...]]] = set()
 
 
@@ -216,9 +206,8 @@ def _bind(entry: object) -> Iterator[BoundTool]:
             close = getattr(offered, "close", None)
             if close is not None:
                 close()
-            raise ValidationError(
-                f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
-            )
+            kind = type(entry).__name__
+            raise ValidationError(f"{kind}.resolve is async: expand_providers must have been awaited first")
         for inner in offered:
             yield from _bind(inner)
     else:
@@ -289,9 +278,8 @@ def _bind_function(function: Callable[..., object], mark: FunctionTool) -> Bound
     )
 
 
-#: Converts a step's result to the next step's input; may be `async`.
+#: from a step's result to the next step's input
 StepAdapter = Callable[[ToolResult], str | Awaitable[str | None] | None]
-#: A step, with an adapter if the next input is not the step's output.
 PipelineStep = AgentTool | tuple[AgentTool, StepAdapter]
 
 
@@ -303,7 +291,7 @@ class PipelineErrorStrategy(StrEnum):
 
 
 class ToolPipeline(AbstractAgentTool):
-    """Tools that run in order as one tool.
+    """Tools that run in order as one tool. `ValidationError` if an argument is invalid.
 
     Args:
         name: Name for the model.
@@ -311,9 +299,6 @@ class ToolPipeline(AbstractAgentTool):
         steps: Tools, or pairs of a tool and an adapter from its result to the next step's input.
         error_strategy: `fail_fast` returns the first failure; `continue_on_failure` makes its message the next input.
         timeout: Time limit of the whole pipeline; each step's own timeout also applies.
-
-    Raises:
-        ValidationError: the name or description is blank, or a step, adapter, effect or strategy is invalid.
     """
 
     def __init__(
@@ -340,7 +325,7 @@ class ToolPipeline(AbstractAgentTool):
 
     @classmethod
     def of(cls, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """Build a pipeline that is named after its steps: `a_then_b`."""
+        """Build a pipeline that is named `a_then_b`."""
         names = [_link(step)[0].name for step in (first, *rest)]
         return cls("_then_".join(names), f"Pipeline: {' -> '.join(names)}", (first, *rest))
 
@@ -366,7 +351,13 @@ class ToolPipeline(AbstractAgentTool):
             is_last = index == len(self._links) - 1
             result = await _run_step(tool, passed, index)
             if result.is_success and not is_last and adapter is not None:
-                passed, result = await _adapt(tool, adapter, result)
+                try:
+                    passed = render_value(await call_to_end(adapter, result), "An adapter")
+                except (ExitEarlyError, IllegalStateError, TryAgain):
+                    raise
+                except Exception as error:  # noqa: BLE001  user code
+                    result = _step_failure(tool, error)
+                    passed = result.error_message or ""
             else:
                 passed = result.output if result.is_success else result.error_message or ""
             if not result.is_success and self._error_strategy is PipelineErrorStrategy.FAIL_FAST:
@@ -391,16 +382,6 @@ async def _run_step(tool: AgentTool, text: str, index: int) -> ToolResult:
         return ToolResult.failure(f"timed out after {timeout_s:g} s") if timer.is_over else _step_failure(tool, error)
     except Exception as error:  # noqa: BLE001  user code
         return _step_failure(tool, error)
-
-
-async def _adapt(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
-    try:
-        return render_value(await call_to_end(adapter, result), "An adapter"), result
-    except (ExitEarlyError, IllegalStateError, TryAgain):
-        raise
-    except Exception as error:  # noqa: BLE001  user code
-        failed = _step_failure(tool, error)
-        return failed.error_message or "", failed
 
 
 def _step_failure(tool: AgentTool, error: Exception) -> ToolResult:

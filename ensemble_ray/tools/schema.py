@@ -19,8 +19,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ensemble_ray.errors import ValidationError
 
-#: Parameters of a plain AgentTool (S-TOOL-20).
-TEXT_INPUT: Mapping[str, object] = {
+TEXT_INPUT: Mapping[str, object] = {  # of a plain AgentTool (S-TOOL-20)
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The input to pass to the tool"}},
     "required": ["input"],
@@ -31,21 +30,18 @@ _ARGUMENTS = ConfigDict(extra="ignore", coerce_numbers_to_str=True, arbitrary_ty
 
 
 class ArgumentError(ValueError):
-    """The model's arguments are invalid. The message explains to the model how to correct them."""
+    """The message explains to the model how to correct its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     parameters: Mapping[str, object]
-    #: validates the arguments; the aliases of its fields are the parameter names
-    model: type[BaseModel]
-    #: field of the model -> parameter name
-    names: Mapping[str, str]
-    #: positional-only parameters and their defaults
-    positional: Mapping[str, object]
+    model: type[BaseModel]  # the aliases of its fields are the parameter names
+    names: Mapping[str, str]  # field of the model -> parameter name
+    positional: Mapping[str, object]  # positional-only parameters and their defaults
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """Return positional and named arguments, without those that the model omitted (S-TOOL-13)."""
+        """Return positional and named arguments, without omitted ones (S-TOOL-13)."""
         text = arguments if arguments.strip() not in {"", "null"} else "{}"
         try:
             filled = self.model.model_validate_json(text)
@@ -64,7 +60,7 @@ def explain_arguments(error: pydantic.ValidationError) -> str:
     return "; ".join(parts)
 
 
-#: Function -> signature of the function and of its bound method. Weak: a tool may be made for one run.
+#: signature of a function, and of its bound method
 _signatures: WeakKeyDictionary[object, dict[bool, Signature]] = WeakKeyDictionary()
 
 
@@ -73,7 +69,7 @@ def signature_of(function: Callable[..., object], *, tool_name: str) -> Signatur
     key = cast("object", function.__func__) if inspect.ismethod(function) else function
     try:
         cached = _signatures.setdefault(key, {})
-    except TypeError:  # a callable object without a hash or without weak references
+    except TypeError:  # without a hash or weak references
         cached = {}
     if bound not in cached:
         cached[bound] = _build_signature(function, tool_name)
@@ -94,9 +90,9 @@ def _build_signature(function: Callable[..., object], tool_name: str) -> Signatu
         if parameter.default is None:
             annotation = _or_none(annotation)
         info = _field_info(parameter, annotation, descriptions.get(parameter.name))
-        # An omitted argument is not passed, so that the function's own default applies.
+        # The function's own default applies to an omitted argument.
         default = ... if parameter.default is parameter.empty else Field(default_factory=lambda: None)
-        # The field name is neutral: a parameter may begin with _ or have the name of a method of BaseModel.
+        # A parameter may begin with _ or have the name of a method of BaseModel.
         fields[f"p{index}"] = (Annotated[annotation, info], default)
     try:
         model = create_model("Arguments", __config__=_ARGUMENTS, **fields)
@@ -122,9 +118,8 @@ def _resolve_types(function: Callable[..., object], tool_name: str) -> dict[str,
     try:
         return parameter_types(inner, inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {})
     except Exception as error:
-        raise ValidationError(
-            f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
-        ) from error
+        text = f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
+        raise ValidationError(text) from error
 
 
 def parameter_types(function: Callable[..., object], around: Mapping[str, object]) -> dict[str, object]:
@@ -141,7 +136,7 @@ def _docstring_descriptions(function: Callable[..., object]) -> dict[str, str]:
     doc = inspect.getdoc(function)
     if not doc or "\n" not in doc.strip():
         return {}
-    from docstring_parser import ParseError, parse  # loaded only for tools with a longer docstring
+    from docstring_parser import ParseError, parse  # only for longer docstrings
 
     try:
         parsed = parse(doc)
@@ -166,7 +161,7 @@ def _field_info(parameter: inspect.Parameter, annotation: object, description: s
     if description and not any(isinstance(item, FieldInfo) and item.description for item in metadata):
         extra["description"] = description
     if parameter.default is not parameter.empty:
-        with contextlib.suppress(PydanticSerializationError, ValueError):  # a default without a JSON form is omitted
+        with contextlib.suppress(PydanticSerializationError, ValueError):  # a default without a JSON form
             extra["json_schema_extra"] = {"default": to_jsonable_python(parameter.default)}
     return cast("FieldInfo", Field(**extra))
 
@@ -190,10 +185,9 @@ def model_parameters(model: type[BaseModel]) -> JsonSchemaValue:
     return inlined
 
 
-#: Keys of a schema for maps from names to schemas, and keys for data.
+#: keys for maps from names to schemas, and keys for data
 _MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _DATA = frozenset({"default", "const", "enum", "examples", "required"})
-#: A title repeats the name; a discriminator refers to definitions that are inlined.
 _DROPPED = frozenset({"title", "discriminator"})
 _PREFIX = "#/$defs/"
 
@@ -244,16 +238,14 @@ def _definition_name(schema: Mapping[str, object]) -> str | None:
 
 
 _DEEPEST = 40
-#: Repairs that are reported; further repairs are made without a report.
-_MOST_REPAIRS = 20
+_MOST_REPAIRS = 20  # further repairs are not reported
 _LONGEST_NAME = 60
 _WHOLE = "arguments"
 _FENCE = "```"
 #: Matches strings, also unterminated ones, to skip them; and each comma before a closing bracket.
 _SPARE_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))|,(?=\s*+[}\]])', re.DOTALL)
 _lenient = json.JSONDecoder(strict=False)
-#: The value of a text that is not JSON; JSON itself can be None.
-_NO_JSON = object()
+_NO_JSON = object()  # JSON itself can be None
 
 
 class RepairedArguments(NamedTuple):
@@ -272,7 +264,7 @@ def repair_arguments(text: str, schema: Mapping[str, object]) -> RepairedArgumen
         if not repair.changes:
             return None
         return RepairedArguments(json.dumps(fitting), tuple(list(repair.changes)[:_MOST_REPAIRS]))
-    except RecursionError:  # nested too deeply
+    except RecursionError:
         return None
 
 
@@ -298,10 +290,10 @@ class _Repair:
         types = _schema_types(schemas)
         if isinstance(value, str) and types and "string" not in types:
             inner = self._decode(value, path, is_whole=False)
-            if inner is not _NO_JSON and not isinstance(inner, str) and types & _value_types(inner):
+            if inner is not _NO_JSON and not isinstance(inner, str) and types & _VALUE_TYPES[type(inner)]:
                 self._note(path, "JSON in a string")
                 value = inner
-        matching = [each for each in schemas if (_schema_types([each]) or set()) & _value_types(value)]
+        matching = [each for each in schemas if (_schema_types([each]) or set()) & _VALUE_TYPES[type(value)]]
         if len(matching) != 1:
             return value
         (schema,) = matching
@@ -322,17 +314,14 @@ class _Repair:
         for name, each in value.items():
             inner = properties.get(name, schema.get("additionalProperties"))
             inner_path = f"{path}.{name}" if path else name
-            if each is None and name in properties and name not in needed and not self._may_be_null(inner):
+            types: set[str] | None = None
+            if each is None and name in properties and name not in needed and isinstance(inner, Mapping):
+                types = _schema_types(list(self._alternatives(cast("Mapping[str, object]", inner), 0)))
+            if types is not None and "null" not in types:
                 self._note(inner_path, "null for an argument that can be left out")
             else:
                 fitting[name] = self.fit(each, inner, inner_path, depth + 1)
         return fitting
-
-    def _may_be_null(self, schema: object) -> bool:
-        if not isinstance(schema, Mapping):
-            return True
-        types = _schema_types(list(self._alternatives(cast("Mapping[str, object]", schema), 0)))
-        return types is None or "null" in types
 
     def _alternatives(self, schema: Mapping[str, object], depth: int) -> Iterable[Mapping[str, object]]:
         reference = schema.get("$ref")
@@ -350,7 +339,7 @@ class _Repair:
                 yield {}
 
     def _decode(self, text: str, path: str, *, is_whole: bool = True) -> object:
-        """Return the JSON value of a text without code fences, spare commas and, if it `is_whole`, further text."""
+        """Return the value without code fences, spare commas and, if it `is_whole`, further text."""
         try:
             return cast("object", json.loads(text))
         except ValueError:
@@ -393,19 +382,7 @@ def _schema_types(schemas: Iterable[Mapping[str, object]]) -> set[str] | None:
     return types
 
 
-def _value_types(value: object) -> set[str]:
-    match value:
-        case None:
-            return {"null"}
-        case bool():
-            return {"boolean"}
-        case int():
-            return {"integer", "number"}
-        case float():
-            return {"number"}
-        case str():
-            return {"string"}
-        case list():
-            return {"array"}
-        case _:
-            return {"object"}
+_VALUE_TYPES: Mapping[type[object], set[str]] = {
+    type(None): {"null"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, str: {"string"},
+    list: {"array"}, dict: {"object"},
+}  # fmt: skip

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final, get_args, overload
 from weakref import WeakKeyDictionary
 
@@ -46,35 +47,25 @@ from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
 DEFAULT_TIMEOUT_S = 300.0
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-#: weakest first
-_EFFECTS: tuple[Effect, ...] = get_args(Effect)
+_EFFECTS: tuple[Effect, ...] = get_args(Effect)  # weakest first
 
 _log = bounded_logger(__name__)
-#: The logger of tools without a context. It is the plain one, because tool authors use it.
+#: the plain logger, because tool authors use it
 _default_tool_logger = _log.logger
 _NO_METRICS = NoOpToolMetrics()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of one execution of a tool. Build it with `success` or `failure`."""
+    """Result of one execution of a tool, built with `success` or `failure`."""
 
-    #: text for the model; "" for a failure
-    output: str = ""
-    #: reason of a failure; None for a success
-    error_message: str | None = None
-    #: payload for programs: traces, events, the next step of a pipeline. The model does not see it
-    structured_output: Any = None
+    output: str = ""  # for the model
+    error_message: str | None = None  # None: a success
+    structured_output: Any = None  # for programs; the model does not see it
 
     @classmethod
     def success(cls, output: object, structured_output: object = None) -> ToolResult:
-        """Return a success. `output` is converted to text like the return value of a `@tool` function; None becomes "".
-
-        Data (a model, mapping, list, tuple, set or dataclass) is also the structured output, unless one is passed.
-
-        Raises:
-            ResultError: `output` has no text.
-        """
+        """Return a success with `output` as text, or raise `ResultError`; data is also the structured output."""
         try:
             text = render_value(output)
         except ResultError as error:
@@ -102,18 +93,13 @@ def as_result(value: object, tool_name: str = "") -> ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    #: complete text for the model, before truncation (S-ENG-71)
-    text: str
-    #: `failure`: the tool returned a failure; `error`: it raised, timed out, or its arguments were invalid
+    text: str  # for the model, before truncation (S-ENG-71)
+    #: `error`: it raised, timed out, or its arguments were invalid
     outcome: Literal["success", "failure", "error"] = "success"
-    #: payload of a `ToolResult`, for events and traces
     structured_output: Any = None
-    #: traceback of the user's code, for the log; "" if it did not raise
-    traceback: str = field(default="", repr=False, compare=False)
-    #: whether the tool raised `TryAgain`: the text is its message, not an error
-    asks_again: bool = False
-    #: repairs of the arguments before the call (S-LLM-43)
-    repairs: tuple[str, ...] = ()
+    traceback: str = field(default="", repr=False, compare=False)  # of the user's code
+    asks_again: bool = False  # it raised `TryAgain`
+    repairs: tuple[str, ...] = ()  # of the arguments before the call (S-LLM-43)
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:
@@ -132,7 +118,7 @@ def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
 
 
 def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
-    """Return the outcome of an error: its class and message (S-ENG-51, S-ENG-52), or the text of a `TryAgain` (S-TOOL-54)."""
+    """Return the outcome of an error (S-ENG-51, S-ENG-52), or the text of a `TryAgain` (S-TOOL-54)."""
     if isinstance(error, TryAgain):
         return ToolOutcome(str(error), "failure", asks_again=True)
     message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_with_class(error)
@@ -144,29 +130,20 @@ class ToolContext:
     """Context of one tool call. `current_tool_context()` returns it."""
 
     tool_name: str = ""
-    #: `unknown` outside an agent (S-TOOL-42)
-    agent_role: str = "unknown"
-    #: `ensemble_ray.tool.{name}` if there is a tool name
+    agent_role: str = "unknown"  # outside an agent (S-TOOL-42)
     logger: logging.Logger = _default_tool_logger
-    #: counts calls, and the metrics of the tool's own code; never raises
-    metrics: CustomToolMetrics = _NO_METRICS
-    #: same key when a call is repeated after a crash, so that the tool can do its work only once
-    idempotency_key: str = ""
-    #: publishes an event of the tool, such as a changed file; any thread may call it
+    metrics: CustomToolMetrics = _NO_METRICS  # never raises
+    idempotency_key: str = ""  # same when a call is repeated after a crash
+    #: publishes an event of the tool; any thread may call it
     emit: Callable[[Event], None] = field(default=lambda _event: None, repr=False)
     run_id: str = ""
     instance: str = ""
-    #: 1-based position of the task in the run; 0 outside a run
-    task_index: int = 0
-    #: characters of input and output in log lines: -1 all, 0 none (S-ENG-72)
-    log_truncate_length: int = 200
-    #: handler of the run's reviews, which are recorded; None: there is no handler
-    review_handler: object = field(default=None, repr=False)
-    #: the agent's model, for sampling requests of the tool's server; None: there is no model
-    sampler: AsksModel | None = field(default=None, repr=False)
-    #: time limits of the call; they pause during a review
+    task_index: int = 0  # 1-based; 0 outside a run
+    log_truncate_length: int = 200  # characters of texts in log lines: -1 all, 0 none (S-ENG-72)
+    review_handler: object = field(default=None, repr=False)  # of the run
+    sampler: AsksModel | None = field(default=None, repr=False)  # the agent's model
+    #: they pause during a review
     time_limits: list[TimeLimit] = field(default_factory=list[TimeLimit], repr=False, compare=False)
-    #: tracebacks of user code that raised during the call, for its log line
     tracebacks: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -181,13 +158,12 @@ class ToolContext:
         return replace(self, tool_name=tool_name, idempotency_key=key, logger=_default_tool_logger)
 
 
-#: The context outside any call: without metrics and listeners (S-TOOL-43).
-_OUTSIDE = ToolContext()
+_OUTSIDE = ToolContext()  # outside any call (S-TOOL-43)
 _context: ContextVar[ToolContext | None] = ContextVar("ensemble_ray_tool_context", default=None)
 
 
 def current_tool_context() -> ToolContext:
-    """Return the context of the running tool call; outside a call, a context without run, listeners and metrics."""
+    """Return the context of the running tool call; outside a call, an empty one."""
     return _context.get() or _OUTSIDE
 
 
@@ -200,10 +176,10 @@ class AgentTool(ABC):
 
     Attributes:
         name: Name for the model: ASCII letters, digits and underscores.
-        description: Explains to the model when to use the tool and what input it expects.
-        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
-        effect: Effect of a call on the outside world: `none`, `idempotent` or `once`. After a crash, a call without a
-            recorded result is repeated if its effect is `none` or `idempotent`. For `once`, `Ensemble.on_unknown` decides.
+        description: For the model: when to use the tool, and with which input.
+        timeout: Time limit of a call, s or `timedelta`; None: no limit.
+        effect: Effect of a call on the outside world: `none`, `idempotent` or `once`. After a crash, a call of the first two is
+            repeated. For `once`, `Ensemble.on_unknown` decides.
     """
 
     name: str
@@ -217,7 +193,7 @@ class AgentTool(ABC):
 
 
 class CustomSchemaAgentTool(AgentTool):
-    """A tool with its own JSON schema. `execute` receives the model's complete argument text."""
+    """A tool with its own JSON schema. `execute` receives the model's argument text."""
 
     @property
     @abstractmethod
@@ -226,28 +202,24 @@ class CustomSchemaAgentTool(AgentTool):
 
 
 class ContextAgentTool(CustomSchemaAgentTool):
-    """A tool of the library with its own schema, which can read the context of its call.
-
-    Attributes:
-        origin: Server that chose the name; "" if the user did. A server's name gives way to other names (S-LLM-63).
-    """
+    """A tool of the library that can read the context of its call. `origin`: server that chose the name (S-LLM-63)."""
 
     origin: str = ""
 
 
 class DynamicToolProvider(ABC):
-    """An entry of a tool list whose tools are known only when a task starts."""
+    """An entry whose tools are known only when a task starts."""
 
     @abstractmethod
     def resolve(self) -> Sequence[object] | Awaitable[Sequence[object]]:
-        """Return tools of any kind; may be `async`. Called once per task execution."""
+        """Return tools of any kind; may be `async`. Called once per task."""
 
 
 class AbstractAgentTool(AgentTool):
     """A tool with timing, metrics, exception safety and a `ToolContext`. Subclasses implement `do_execute`.
 
     Attributes:
-        require_approval: Whether the tool asks the run's review handler before it does its work, once per call.
+        require_approval: Whether the run's review handler must approve each call.
     """
 
     require_approval: bool = False
@@ -258,7 +230,7 @@ class AbstractAgentTool(AgentTool):
 
     @property
     def context(self) -> ToolContext:
-        """Context of the running call; outside an agent, a context without run, listeners and metrics."""
+        """Context of the running call."""
         return current_tool_context()  # never stored here: one object serves many tasks at a time (S-TOOL-36)
 
     def request_approval(
@@ -267,7 +239,7 @@ class AbstractAgentTool(AgentTool):
         timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,
         on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ) -> ReviewDecision:
-        """Ask the run's review handler and block this thread until it answers. Without a handler, the answer is continue.
+        """Ask the run's review handler, if there is one, and block this thread until it answers.
 
         Args:
             description: The action that needs approval.
@@ -289,12 +261,7 @@ class AbstractAgentTool(AgentTool):
 
     @final
     def execute(self, input: str) -> ToolResult:  # noqa: A002  the public name of the argument (S-TOOL-1)
-        """Run the tool and wait for the result, even if `do_execute` is async.
-
-        Raises:
-            ExitEarlyError: the tool ends the run.
-            IllegalStateError: the tool is set up wrongly.
-        """
+        """Run the tool and wait for the result. `ExitEarlyError` and `IllegalStateError` are raised."""
         call = _MeasuredCall(self)
         try:
             return call.count_return(collect_here(self.do_execute(input)))
@@ -303,12 +270,7 @@ class AbstractAgentTool(AgentTool):
 
     @final
     async def aexecute(self, input: str) -> ToolResult:  # noqa: A002  as in `execute`
-        """Run the tool without blocking the event loop: sync code in a daemon thread, async code on this loop.
-
-        Raises:
-            ExitEarlyError: the tool ends the run.
-            IllegalStateError: the tool is set up wrongly.
-        """
+        """`execute` without blocking the event loop: sync code runs in a daemon thread, async code on this loop."""
         call = _MeasuredCall(self)
         try:
             is_async = self._is_async()
@@ -363,11 +325,7 @@ InputT = TypeVar("InputT", bound=BaseModel)
 
 
 class TypedAgentTool(AgentTool, Generic[InputT]):
-    """A tool whose arguments are the fields of a pydantic model.
-
-    Attributes:
-        input_type: The model class. Its field descriptions become the descriptions of the parameters.
-    """
+    """A tool whose arguments are the fields of a pydantic model, `input_type`."""
 
     input_type: type[InputT]
 
@@ -396,7 +354,7 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
 
 
 class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
-    """A typed tool with the timing, metrics and exception safety of `AbstractAgentTool`."""
+    """A typed tool with timing, metrics and exception safety."""
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
         return TypedAgentTool[InputT].execute(self, text)
@@ -416,22 +374,32 @@ def _check_input_type(input_type: object, owner: str) -> None:
         raise ValidationError(f"{owner}: input_type must be a pydantic model class, got: {input_type!r}")
 
 
+_JSON_TYPES: Mapping[type[object], str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+}
+
+
 def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
-    """Return the arguments as an instance of the model, or a failure for the language model (S-TOOL-51)."""
+    """Return the arguments as an instance of the model, or a failure (S-TOOL-51)."""
     name = input_type.__name__
     required = [(key, field) for key, field in input_type.model_fields.items() if field.is_required()]
     is_plain = text.strip() and not text.lstrip().startswith("{")
-    if is_plain and len(required) == 1 and required[0][1].annotation is str:  # the value of the only one (S-TOOL-53)
+    if is_plain and len(required) == 1 and required[0][1].annotation is str:  # plain text is its value (S-TOOL-53)
         key, field = required[0]
         text = to_json({field.alias or key: whole_text(text)}).decode()
     try:
         data: object = from_json(text)
     except ValueError as error:
         return ToolResult.failure(f"Invalid JSON input for '{name}': {error}")
-    except TypeError:  # pydantic raises it for text that has no UTF-8 form
+    except TypeError:  # half of a surrogate pair
         return ToolResult.failure(f"Invalid JSON input for '{name}': half of a surrogate pair is no character")
     if not isinstance(data, dict):
-        return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_json_type(data)}")
+        return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_JSON_TYPES[type(data)]}")
     values = cast("dict[str, object]", data)
     accepted = {key: {key, field.alias or key} for key, field in input_type.model_fields.items()}
     missing = [field.alias or key for key, field in required if all(values.get(each) is None for each in accepted[key])]
@@ -444,16 +412,6 @@ def parse_input(text: str, input_type: type[InputT]) -> InputT | ToolResult:
         return input_type.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
-
-
-def _json_type(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    return "string" if isinstance(value, str) else "array"
 
 
 def check_tool_name(name: object) -> str | None:
@@ -489,8 +447,8 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
 
 
 _MARK = "__ensemble_tool__"
+_DOC_SECTIONS = {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
 
-#: A function, a `staticmethod` or a `classmethod`.
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -498,13 +456,10 @@ F = TypeVar("F", bound=Callable[..., object])
 class FunctionTool:
     name: str
     description: str
-    #: seconds; None: no limit (S-SET-34)
-    timeout_s: float | None = DEFAULT_TIMEOUT_S
-    #: runs outside the agent's process (S-SET-35)
-    cpu: bool = False
+    timeout_s: float | None = DEFAULT_TIMEOUT_S  # None: no limit (S-SET-34)
+    cpu: bool = False  # runs outside the agent's process (S-SET-35)
     effect: Effect = "once"
-    #: each call needs approval (S-TOOL-96)
-    approval: bool = False
+    approval: bool = False  # each call needs approval (S-TOOL-96)
 
 
 class _Decorator(Protocol):
@@ -547,22 +502,17 @@ def tool(
 ) -> object:
     """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
 
-    The tool's JSON schema is built from the signature: annotations, defaults and `Annotated[..., Field(description=...)]`.
-    Without such a description, the docstring's description of the parameter is used. The function may be `async`.
+    The tool's JSON schema is built from the signature and the docstring's descriptions of the parameters.
 
     Args:
         target: The function, or the description.
         description: Description for the model; default: the first paragraph of the docstring.
         name: Name for the model; default: the function's name.
-        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
-        cpu: The function is CPU-bound and stateless. It runs in another process, so that calls use several cores.
-        effect: Effect of a call on the outside world. `none`: the call only reads; `idempotent`: repeating it under the
-            same `idempotency_key` changes nothing; `once`: it must not happen twice, and is not repeated after a crash.
-        approval: Ask the run's review handler before each call, with the arguments. The model reads a rejection as an
-            error.
-
-    Raises:
-        ValidationError: the name, the timeout or the effect is invalid.
+        timeout: Time limit of a call, s or `timedelta`; None: no limit.
+        cpu: The function is CPU-bound and stateless, and runs in another process.
+        effect: `none`: the call only reads; `idempotent`: repeating it under the same `idempotency_key` changes nothing;
+            `once`: it is not repeated after a crash.
+        approval: Ask the run's review handler before each call.
     """
     text = target if isinstance(target, str) and description is None else description
     timeout_s, checked_effect = timeout_seconds(timeout), check_effect(effect, "@tool")
@@ -573,9 +523,13 @@ def tool(
         problem = check_tool_name(chosen)
         if problem is not None:
             raise ValidationError(problem)
+        lines = map(str.strip, (inspect.getdoc(inner) or "").splitlines())
+        first_paragraph = takewhile(
+            lambda line: line and line not in _DOC_SECTIONS and not line.startswith(":param"), lines
+        )
         mark = FunctionTool(
             name=chosen,
-            description=_first_paragraph(inspect.getdoc(inner) or "") if text is None else text.strip(),
+            description=" ".join(first_paragraph) if text is None else text.strip(),
             timeout_s=timeout_s,
             cpu=cpu,
             effect=checked_effect,
@@ -598,8 +552,7 @@ def tool_mark(entry: object) -> FunctionTool | None:
     return mark if isinstance(mark, FunctionTool) else None
 
 
-#: Class -> names of its `@tool` methods; each class is searched once.
-_methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
+_methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()  # names of `@tool` methods
 
 
 def marked_functions(kind: type[object]) -> tuple[str, ...]:
@@ -619,17 +572,6 @@ def _function_of(attribute: object) -> object:
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
-def _first_paragraph(doc: str) -> str:
-    lines: list[str] = []
-    for line in doc.splitlines():
-        text = line.strip()
-        is_section = text in {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
-        if not text or text.startswith(":param") or is_section:
-            break
-        lines.append(text)
-    return " ".join(lines)
-
-
 def _resolve_local_annotations(function: Callable[..., object]) -> None:
     annotations = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
     is_nested = "<locals>" in getattr(function, "__qualname__", "")
@@ -640,5 +582,5 @@ def _resolve_local_annotations(function: Callable[..., object]) -> None:
     while frame.f_globals is globals() and frame.f_back is not None:
         frame = frame.f_back  # up to the frame that applies the decorator
     around = frame.f_back.f_locals if frame.f_back is not None else {}  # for methods: the function around the class
-    with contextlib.suppress(Exception):  # a name that is defined later; resolution reports it if it is still missing
+    with contextlib.suppress(Exception):  # a name that is defined later
         function.__annotations__ = {**annotations, **parameter_types(function, {**around, **frame.f_locals})}

@@ -1,4 +1,4 @@
-"""Await, limit and render the results of user code: awaitables, generators and values of any type."""
+"""Await, limit and render the results of user code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.ports import CustomToolMetrics, ToolMetrics
 from ensemble_ray.process.concurrency import USER_ERRORS, is_async_callable, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.text.foreign_text import whole_data
@@ -26,9 +26,8 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse
 from ensemble_ray.values.task_output import Shown
 from ensemble_ray.values.trace import jsonable
 
-#: Limit of the items of one result, because a generator may never end.
-MOST_ITEMS = 100_000
-#: The default text of an object: `<Report object at 0x7f...>`, `<function f at 0x7f...>`.
+MOST_ITEMS = 100_000  # a generator may never end
+#: `<Report object at 0x7f...>`
 _ADDRESS = re.compile(r"<.* at 0x[0-9A-Fa-f]+>+", re.DOTALL)
 
 T = TypeVar("T")
@@ -37,19 +36,19 @@ _log = bounded_logger(__name__)
 
 
 class ResultError(TypeError):
-    """A tool or a handler returned a value that has no text."""
+    """A value without a text."""
 
 
 async def call_to_end(function: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     """Call user code, sync code in a thread; a generator becomes a list (S-LLM-45, S-LLM-46)."""
     if is_async_callable(function):
         return await collect(function(*args, **kwargs))
-    # The iterator is read in the thread that created it: a `sqlite3.Cursor` belongs to its thread.
+    # An iterator may belong to its thread, as a `sqlite3.Cursor` does.
     return await collect(await _drain_in_thread(lambda: function(*args, **kwargs)))
 
 
 async def collect(returned: object) -> object:
-    """Await the result of user code; a generator becomes a list. More than `MOST_ITEMS` items raise `ResultError`."""
+    """Await the result; a generator becomes a list, or raises `ResultError` if too long."""
     while inspect.isawaitable(returned):
         returned = cast("object", await returned)
     if isinstance(returned, AsyncIterator):
@@ -66,7 +65,7 @@ async def collect(returned: object) -> object:
 
 
 async def _drain_in_thread(work: Callable[[], object]) -> object:
-    is_over = threading.Event()  # a thread cannot be stopped: if the caller is cancelled, it ends with the next item
+    is_over = threading.Event()  # a thread cannot be stopped, but ends with the next item
 
     def drain() -> object:
         returned = work()
@@ -164,7 +163,7 @@ def render_value(value: object, source: str = "A tool") -> str:
         return value
     if value is None:
         return ""
-    if isinstance(value, Shown):  # a run's result: its text without trace and figures
+    if isinstance(value, Shown):  # a run's result
         return value.text_and_figures()[0]
     if isinstance(value, bytes | bytearray | memoryview):
         try:
@@ -181,7 +180,7 @@ def render_value(value: object, source: str = "A tool") -> str:
 
 
 def name_value(value: object) -> str:
-    """Return a value's text; an object without one is named by its class (S-LLM-49)."""
+    """Return a value's text, or the name of its class (S-LLM-49)."""
     shown = jsonable(value)
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", shown if isinstance(shown, str) else to_json(shown).decode())
 
@@ -200,7 +199,7 @@ def _to_json(value: object, source: str) -> str:
     try:
         value = _plain_data(value, source)
         return to_json(value, fallback=plain_field).decode()
-    except (ValueError, RecursionError):  # half surrogate pairs, bytes that are not text, data that contains itself
+    except (ValueError, RecursionError):  # half surrogate pairs, bytes, data that contains itself
         if refused:
             raise refused[0] from None
         return json.dumps(whole_data(jsonable(value)), ensure_ascii=False, separators=(",", ":"))
@@ -213,7 +212,7 @@ def _plain_data(value: object, source: str) -> object:
         case set() | frozenset():
             items = [_plain_data(each, source) for each in cast("set[object]", value)]
             return sorted(items, key=lambda each: (0, each, "") if isinstance(each, int | float) else (1, 0, str(each)))
-        case tuple() if hasattr(value, "_asdict"):  # a `NamedTuple`
+        case tuple() if hasattr(value, "_asdict"):
             return _plain_data(value._asdict(), source)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         case Mapping():
             return {key: _plain_data(each, source) for key, each in cast("Mapping[object, object]", value).items()}
@@ -257,30 +256,21 @@ def _too_many_items(source: str) -> ResultError:
     return ResultError(f"{source} yielded more than {MOST_ITEMS:,} items. Return a list of the items that matter")
 
 
-class NoOpToolMetrics:
+class NoOpToolMetrics(CustomToolMetrics):
     """The default `ToolMetrics`: counts nothing."""
 
-    def increment_success(self, tool_name: str, agent_role: str) -> None:
-        """Do nothing."""
-
-    def increment_failure(self, tool_name: str, agent_role: str) -> None:
-        """Do nothing."""
-
-    def increment_error(self, tool_name: str, agent_role: str) -> None:
-        """Do nothing."""
-
-    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
-        """Do nothing."""
-
-    def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None:
-        """Do nothing."""
-
-    def record_value(self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Do nothing."""
+    def increment_success(self, tool_name: str, agent_role: str) -> None: ...
+    def increment_failure(self, tool_name: str, agent_role: str) -> None: ...
+    def increment_error(self, tool_name: str, agent_role: str) -> None: ...
+    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None: ...
+    def increment_counter(self, metric: str, tool_name: str, tags: Mapping[str, str] | None = None) -> None: ...
+    def record_value(
+        self, metric: str, tool_name: str, value: float, tags: Mapping[str, str] | None = None
+    ) -> None: ...
 
 
 class GuardedToolMetrics:
-    """The user's metrics as `CustomToolMetrics` that never raise."""
+    """The user's metrics, which never raise."""
 
     def __init__(self, metrics: ToolMetrics) -> None:
         self._metrics = metrics
@@ -318,6 +308,6 @@ def record_metric(metrics: ToolMetrics, method: str, *arguments: object) -> None
 
 
 class AsksModel(Protocol):
-    """Answers requests during one tool call, within the task's budget and the model's rate limit."""
+    """Answers requests within the task's budget and the model's rate limit."""
 
     async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse: ...

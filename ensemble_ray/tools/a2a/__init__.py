@@ -1,1 +1,1 @@
-"""Agents of other systems, called by the A2A protocol (extra `a2a`). The official SDK is imported at the first call."""
+"""Agents of other systems, called by the A2A protocol (extra `a2a`)."""

@@ -1,4 +1,4 @@
-"""Call agents of the A2A protocol by the official SDK: cards, one message per call, and the answer of its task."""
+"""Call agents of the A2A protocol by the official SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Ite
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -42,10 +41,9 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
 
-#: Card extension of agents that map a repeated message to the same task (S-INT-77).
+#: extension of agents that map a repeated message to the same task (S-INT-77)
 IDEMPOTENT_MESSAGES = "urn:ensemble-ray:a2a:idempotent-messages"
-#: Time limit of an answer without work: the card, or the state of a task, s.
-ANSWER_S = 120.0
+ANSWER_S = 120.0  # without work: the card, or the state of a task
 
 _FORM = "'https://HOST/PATH', under which its card is found"
 _WELL_KNOWN = "/.well-known/"
@@ -53,7 +51,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class RemoteAgentError(Exception):
-    """A remote agent did not answer. `may_be_done`: it may have done all or a part of the work."""
+    """`may_be_done`: it may have done all or a part of the work."""
 
     def __init__(self, text: str, *, may_be_done: bool = False) -> None:
         super().__init__(text)
@@ -64,8 +62,7 @@ class RemoteAgentError(Exception):
 class AgentAddress:
     url: str
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: further hosts that the card may name: `HOST` or `HOST:PORT`
-    hosts: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()  # the card may name them, as `HOST` or `HOST:PORT`
     connect_timeout_s: float = 10.0
 
     @classmethod
@@ -141,21 +138,18 @@ def _host(parts: SplitResult) -> tuple[str | None, int | None]:
     return parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-# --- connections ---
-
-#: Size limits after unpacking: card, answer, stream, and body of a failure, bytes.
+#: after unpacking
 _CARD_BYTES, _ANSWER_BYTES, _STREAM_BYTES, _FAILURE_BYTES = 2**20, 16 * 2**20, 64 * 2**20, 64 * 2**10
 _CARD_PATH = "/.well-known/agent-card.json"
-#: Pauses before the retries after consecutive connection failures, s.
-_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # pauses before retries
 _INSTALL = "RemoteAgent needs the package a2a-sdk, which is not installed: pip install 'ensemble-ray[a2a]'"
 _TRACEPARENT = "traceparent"
-#: Statuses that ask for a retry. A request with the first one may have been processed.
+#: they ask for a retry; a request with the first one may have been processed
 _LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 class ConnectionFailures:
-    """Counts consecutive failures to reach an agent, until a deadline by the clock of the event loop."""
+    """Counts consecutive failures to reach an agent, until a deadline of the event loop."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -187,23 +181,21 @@ async def open_http_client(
     limits = httpx.Timeout(timeout_s, connect=address.connect_timeout_s)
     span = current_traceparent()
     headers = httpx.Headers({"Accept-Encoding": ACCEPTED_CODINGS, **({_TRACEPARENT: span} if span else {})})
-    headers.update(dict(address.headers))  # the user's headers have priority
-    hooks: dict[str, list[Callable[..., object]]] = {"response": [partial(_bound, newest or NewestAnswer())]}
+    headers.update(dict(address.headers))  # they have priority
+
+    async def bound(response: httpx.Response) -> None:
+        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        max_bytes = _STREAM_BYTES if is_stream else _ANSWER_BYTES
+        if response.request.url.path.endswith(_CARD_PATH):
+            max_bytes = _CARD_BYTES
+        cut_bytes = _FAILURE_BYTES if response.status_code >= HTTPStatus.BAD_REQUEST else None
+        answer = newest or NewestAnswer()
+        answer.begin(is_stream=is_stream)
+        bound_response(response, UnpackingError, max_bytes=max_bytes, cut_bytes=cut_bytes, on_piece=answer.add)
+
+    hooks: dict[str, list[Callable[..., object]]] = {"response": [bound]}
     async with httpx.AsyncClient(headers=headers, timeout=limits, follow_redirects=False, event_hooks=hooks) as http:
         yield http
-
-
-async def _bound(newest: NewestAnswer, response: httpx.Response) -> None:
-    is_failure = response.status_code >= HTTPStatus.BAD_REQUEST
-    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-    max_bytes = _ANSWER_BYTES
-    if response.request.url.path.endswith(_CARD_PATH):
-        max_bytes = _CARD_BYTES
-    elif is_stream:
-        max_bytes = _STREAM_BYTES
-    cut_bytes = _FAILURE_BYTES if is_failure else None
-    newest.begin(is_stream=is_stream)
-    bound_response(response, UnpackingError, max_bytes=max_bytes, cut_bytes=cut_bytes, on_piece=newest.add)
 
 
 async def fetch_card(address: AgentAddress) -> AgentCard:
@@ -256,36 +248,37 @@ async def _get_card(
             with sdk_errors():
                 async with asyncio.timeout(ANSWER_S):
                     return await A2ACardResolver(http, address.url).get_agent_card(http_kwargs={"timeout": limits})
-        except A2AError as error:  # the agent may be restarting, and fetching the card has no effect
+        except A2AError as error:  # it may be restarting, and fetching has no effect
             status = _status_of(error)
             is_lost = isinstance(error.__cause__, httpx.RequestError) and not tls_flaw(error)
             if status is not None:
                 is_lost = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER
             if failures is None or not is_lost or not await failures.pause():
-                raise RemoteAgentError(
-                    f"Remote agent {address.url}: its card cannot be read: {cause_of(error)}"
-                ) from error
+                why = cause_of(error)
+                raise RemoteAgentError(f"Remote agent {address.url}: its card cannot be read: {why}") from error
 
 
-# --- tasks and answers ---
-
-#: Names of task states in the protocol, and the final ones in its version 0.3.
+#: task states of the protocol, and of its version 0.3
 _DONE = "TASK_STATE_COMPLETED"
 _CANCELLED = "TASK_STATE_CANCELED"
 _OVER = frozenset({_DONE, "TASK_STATE_FAILED", _CANCELLED, "TASK_STATE_REJECTED"})
 _ASKING = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
+_FAILURES = {
+    "TASK_STATE_INPUT_REQUIRED": "it waits for input on its task '{task}', which a team cannot provide",
+    "TASK_STATE_AUTH_REQUIRED": "it wants to be authorised for its task '{task}'",
+    "TASK_STATE_FAILED": "it failed",
+    "TASK_STATE_CANCELED": "its task '{task}' was cancelled there",
+    "TASK_STATE_REJECTED": "it refused the task",
+}
 _OLD_OVER = frozenset({"completed", "failed", "canceled", "rejected"})
-#: A float above it may not represent a whole number exactly.
-_LARGEST_WHOLE = 2**53
+_LARGEST_WHOLE = 2**53  # larger floats may not be whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAnswer:
     text: str
-    #: content of its data parts; None: there are none
-    data: object = None
-    #: None: the agent answered
-    failure: str | None = None
+    data: object = None  # content of its data parts
+    failure: str | None = None  # None: the agent answered
 
     @property
     def shown(self) -> str:
@@ -295,7 +288,7 @@ class RemoteAnswer:
 class RemoteTask:
     def __init__(self) -> None:
         self.task_id: str | None = None
-        #: whether the agent may have received the message and started the work
+        #: the agent may have started the work
         self.may_have_begun = False
         self._state = ""
         self._status_message: Message | None = None
@@ -319,7 +312,7 @@ class RemoteTask:
         self._state, self._status_message, self._reply, self._artifacts = "", None, None, {}
 
     def update(self, response: StreamResponse) -> str:
-        """Apply an update; return the text that it adds to the answer."""
+        """Apply an update; return the text that it adds."""
         match response.WhichOneof("payload"):
             case "message":
                 self._reply = response.message
@@ -359,19 +352,7 @@ class RemoteTask:
         if self._state == _DONE:
             return RemoteAnswer(text=text or ("" if data is not None else status), data=data)
         reason = f": {status}" if status else ""
-        match self._state:
-            case "TASK_STATE_INPUT_REQUIRED":
-                failure = f"it waits for input on its task '{self.task_id}', which a team cannot provide"
-            case "TASK_STATE_AUTH_REQUIRED":
-                failure = f"it wants to be authorised for its task '{self.task_id}'"
-            case "TASK_STATE_FAILED":
-                failure = "it failed"
-            case "TASK_STATE_CANCELED":
-                failure = f"its task '{self.task_id}' was cancelled there"
-            case "TASK_STATE_REJECTED":
-                failure = "it refused the task"
-            case _:
-                failure = "it ended its answer before the task ended"
+        failure = _FAILURES.get(self._state, "it ended its answer before the task ended").format(task=self.task_id)
         return RemoteAnswer(text=text, data=data, failure=f"{failure}{reason}")
 
     def _set_status(self, status: TaskStatus) -> None:
@@ -427,7 +408,7 @@ def _with_integers(value: JsonValue) -> JsonValue:
 
 
 class NewestAnswer:
-    """The bytes of the newest answer of an agent; of a stream, the events around the newest piece."""
+    """The bytes of an agent's newest answer; of a stream, the events around the newest piece."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -447,9 +428,9 @@ class NewestAnswer:
         self._is_stream = is_stream
 
     def add(self, piece: bytes) -> None:
-        """Append a piece; drop events that ended before it, which the SDK has read."""
+        """Append a piece; drop events that ended before it."""
         if self._is_stream:
-            recent = max(len(self._text) - STEP_BYTES - 3, 0)  # earlier ends were found with an earlier piece
+            recent = max(len(self._text) - STEP_BYTES - 3, 0)  # earlier ends were found
             end = max(self._text.rfind(mark, recent) for mark in (b"\n\n", b"\n\r\n"))
             del self._text[: max(end, 0)]
         self._text += piece
@@ -472,12 +453,9 @@ def _member(value: object, name: str) -> object:
     return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
 
 
-# --- errors of the SDK ---
-
-
 @contextmanager
 def sdk_errors() -> Generator[None]:
-    """Convert all errors of the SDK to `A2AError`. For an unreadable answer it raises errors of many types."""
+    """Convert the SDK's errors, of many types, to `A2AError`."""
     from a2a.client.errors import A2AClientTimeoutError
     from a2a.utils.errors import InvalidAgentResponseError
     from google.protobuf.json_format import ParseError
@@ -518,7 +496,6 @@ def has_unknown_outcome(error: A2AError) -> bool:
 
 
 def was_not_processed(error: A2AError) -> bool:
-    """Return whether the request certainly had no effect."""
     import httpx
 
     if isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
@@ -555,10 +532,7 @@ def _status_of(error: A2AError) -> int | None:
     return cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
 
 
-# --- calls and the tool ---
-
-#: The generic limit of a tool call comes later than this tool's own limit, which reports more, and its cancellation.
-_GRACE_S = 15.0
+_GRACE_S = 15.0  # after the tool's own limit, which reports more, and its cancellation
 _UNKNOWN = (
     "Outcome unknown: {error}. The agent may have finished all, a part or none of the work, and the request was not "
     "repeated. Check the outcome before you call it again. If you cannot check it, do not repeat the call, and say in "
@@ -567,20 +541,17 @@ _UNKNOWN = (
 
 
 class A2ATool(AbstractAgentTool):
-    """Sends its input to an agent of another system and returns the agent's answer.
+    """Sends its input to an agent of another system and returns its answer; `ValidationError` for invalid arguments.
 
     Args:
         url: URL of the agent's card, up to `/.well-known/agent-card.json`.
         name: Name for the model; None: `ask_` and the last part of the URL.
         description: Explains to the model when to use the tool; None: a general text.
         headers: Headers of every request; their values are never shown.
-        hosts: Further hosts that the card may name, besides the host of the URL.
-        effect: Effect of a call on the outside world. With `once`, a message that may have arrived is not sent again.
-        timeout: Time limit of one call, in seconds or as a `timedelta`.
-        connect_timeout: Time limit of a connection, in seconds or as a `timedelta`.
-
-    Raises:
-        ValidationError: the URL, the name, a header or a limit is invalid.
+        hosts: Further hosts that the card may name.
+        effect: With `once`, a message that may have arrived is not sent again.
+        timeout: Time limit of one call, s or `timedelta`.
+        connect_timeout: Time limit of a connection, s or `timedelta`.
     """
 
     def __init__(
@@ -601,9 +572,8 @@ class A2ATool(AbstractAgentTool):
         self.name = name or f"ask_{make_tool_name(self._address.name)}"
         if problem := check_tool_name(self.name):
             raise ValidationError(f"A2ATool: {problem}")
-        self.description = (
-            description or f"Asks the agent '{self._address.name}' of another system. Say all it must know."
-        )
+        general = f"Asks the agent '{self._address.name}' of another system. Say all it must know."
+        self.description = description or general
         self.effect = check_effect(effect, "A2ATool")
         self._limit_s = seconds_of(timeout, "timeout")
         self.timeout = self._limit_s + _GRACE_S
@@ -636,11 +606,9 @@ def seconds_of(timeout: float | timedelta, name: str) -> float:
     return seconds
 
 
-#: Longest silence on the stream of a task, s. After it, the stream counts as lost.
-_SILENCE_S = 120.0
+_SILENCE_S = 120.0  # on a task's stream, which then counts as lost
 _FIRST_POLL_S, _LAST_POLL_S = 0.25, 5.0
-#: Time limit of a cancellation, s. Our own endpoint answers one within 5 s.
-_CANCEL_S = 10.0
+_CANCEL_S = 10.0  # our own endpoint answers within 5 s
 _MOST_RESTARTS = 5
 _DEADLINE = "deadline"
 
@@ -653,7 +621,7 @@ async def ask_agent(
     call = _AgentCall(address, text, message_id, may_repeat=may_repeat, timeout_s=timeout_s)
     async with aclosing(call.stream(ConnectionFailures(deadline))) as pieces:
         while True:
-            # The timeout covers each step, not the yield: it must not cancel the code that consumes the pieces.
+            # Not around the yield: it must not cancel the code that consumes the pieces.
             try:
                 async with asyncio.timeout_at(deadline):
                     piece = await anext(pieces, None)
@@ -713,22 +681,30 @@ class _AgentCall:
 
     async def _send(self, client: Client, failures: ConnectionFailures) -> AsyncGenerator[str]:
         """Send the message and yield the answer's text, until it must be sent again or the connection is lost."""
+        from a2a.types import Message, Part, Role, SendMessageRequest
         from a2a.utils.errors import A2AError
 
+        message = Message(message_id=self._message_id, role=Role.ROLE_USER, parts=[Part(text=self._text)])
+        request = SendMessageRequest(message=message)
+        request.metadata.update({_DEADLINE: datetime.fromtimestamp(self._deadline, UTC).isoformat()})
         task = self._task
         may_have_begun_before, task.may_have_begun = task.may_have_begun, True
         is_first = True
         try:
-            async with aclosing(_receive(client, self._message(), task)) as responses:
+            async with aclosing(_receive(client, request, task)) as responses:
                 async for response in responses:
                     failures.reset()
                     piece = task.update(response)
-                    if is_first and self._restart_if_cancelled():
+                    may_restart = is_first and self._may_repeat and self._restarts < _MOST_RESTARTS
+                    if may_restart and task.is_cancelled:  # by an earlier run: send the message under another id
+                        self._restarts += 1
+                        self._message_id = uuid_of(f"{self._first_id}/again-{self._restarts}")
+                        task.reset()
                         return
                     is_first = False
                     if piece:
                         yield piece
-                    if task.is_settled:  # the agent may leave its stream open (S-INT-98)
+                    if task.is_settled:  # the stream may stay open (S-INT-98)
                         return
         except A2AError as error:
             await self._handle_failure(error, failures, may_have_begun_before=may_have_begun_before)
@@ -750,23 +726,6 @@ class _AgentCall:
 
             refuses = is_refusal(error) and not isinstance(error, A2AClientError)
             raise self.failure(f"{' refuses' if refuses else ''}: {cause_of(error)}", error) from error
-
-    def _restart_if_cancelled(self) -> bool:
-        """Return whether to send the message under another id, since an earlier run cancelled its task."""
-        if not (self._may_repeat and self._task.is_cancelled) or self._restarts == _MOST_RESTARTS:
-            return False
-        self._restarts += 1
-        self._message_id = uuid_of(f"{self._first_id}/again-{self._restarts}")
-        self._task.reset()
-        return True
-
-    def _message(self) -> SendMessageRequest:
-        from a2a.types import Message, Part, Role, SendMessageRequest
-
-        message = Message(message_id=self._message_id, role=Role.ROLE_USER, parts=[Part(text=self._text)])
-        request = SendMessageRequest(message=message)
-        request.metadata.update({_DEADLINE: datetime.fromtimestamp(self._deadline, UTC).isoformat()})
-        return request
 
     async def _poll(self, client: Client, failures: ConnectionFailures) -> None:
         from a2a.types import GetTaskRequest
@@ -814,6 +773,6 @@ async def _cancel(client: Client, task_id: str) -> None:
     cancelling = asyncio.ensure_future(cancel())
     try:
         await asyncio.shield(cancelling)
-    except asyncio.CancelledError:  # cancelled again: finish the short request first
+    except asyncio.CancelledError:  # finish the short request first
         await cancelling
         raise

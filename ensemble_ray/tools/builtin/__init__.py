@@ -1,4 +1,4 @@
-"""The built-in tools (S-BIT). Each one is imported at its first use, because most teams use one or two."""
+"""The built-in tools (S-BIT), each imported at its first use."""
 
 from __future__ import annotations
 
@@ -12,31 +12,15 @@ if TYPE_CHECKING:
     from ensemble_ray.tools.builtin.web import HttpAgentTool, WebScraperTool, WebSearchProvider, WebSearchTool
 
 __all__ = [
-    "CalculatorTool",
-    "DateTimeTool",
-    "FileReadTool",
-    "FileWriteTool",
-    "HttpAgentTool",
-    "HumanInputTool",
-    "JsonParserTool",
-    "ProcessAgentTool",
-    "WebScraperTool",
-    "WebSearchProvider",
-    "WebSearchTool",
-]
+    "CalculatorTool", "DateTimeTool", "FileReadTool", "FileWriteTool", "HttpAgentTool", "HumanInputTool",
+    "JsonParserTool", "ProcessAgentTool", "WebScraperTool", "WebSearchProvider", "WebSearchTool",
+]  # fmt: skip
 
 _HOMES = {
-    "CalculatorTool": "offline",
-    "DateTimeTool": "offline",
-    "FileReadTool": "files",
-    "FileWriteTool": "files",
-    "HttpAgentTool": "web",
-    "HumanInputTool": "offline",
-    "JsonParserTool": "offline",
+    **dict.fromkeys(("CalculatorTool", "DateTimeTool", "HumanInputTool", "JsonParserTool"), "offline"),
+    **dict.fromkeys(("FileReadTool", "FileWriteTool"), "files"),
+    **dict.fromkeys(("HttpAgentTool", "WebScraperTool", "WebSearchProvider", "WebSearchTool"), "web"),
     "ProcessAgentTool": "process",
-    "WebScraperTool": "web",
-    "WebSearchProvider": "web",
-    "WebSearchTool": "web",
 }
 
 

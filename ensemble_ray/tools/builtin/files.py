@@ -17,12 +17,11 @@ from ensemble_ray.values.value import utc_now
 
 _DEFAULT_MAX_BYTES = 10 * 1024 * 1024
 _CHUNK_BYTES = 1 << 20
-#: Links are not followed, and a pipe does not block. Windows lacks the first two flags; there, the checks remain.
+#: Links are not followed, and a pipe does not block.
 _SAFE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-class AccessDeniedError(ValueError):
-    """The path is outside of the sandbox. The model reads the text."""
+class AccessDeniedError(ValueError): ...
 
 
 class Sandbox:
@@ -31,7 +30,7 @@ class Sandbox:
             raise ValueError("base_dir must not be None")
         if not Path(base_dir).is_dir():
             raise ValueError(f"base_dir must be an existing directory: {os.fspath(base_dir)}")
-        #: absolute, so that a later change of the working directory has no effect
+        #: a later change of the working directory has no effect
         self._base = os.path.abspath(base_dir)  # noqa: PTH100  Path.absolute leaves `..` in
 
     @property
@@ -40,7 +39,7 @@ class Sandbox:
 
     def resolve(self, path: str) -> Path:
         """Return the real location of a path, or raise `AccessDeniedError` (S-BIT-21, S-BIT-22)."""
-        # resolved in each call: on another machine the base may be a link to another place
+        # on another machine the base may be a link to another place
         base = os.path.realpath(self._base)
         written = os.path.normpath(os.path.join(self._base, path))  # noqa: PTH118  normpath folds `..` by text alone
         if not (_is_inside(written, self._base) or _is_inside(written, base)):
@@ -62,14 +61,11 @@ class FileReadInput(BaseModel):
 
 
 class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
-    """Reads UTF-8 text files below `base_dir` only.
+    """Reads UTF-8 text files below `base_dir` only; `ValueError` if an argument is invalid.
 
     Args:
         base_dir: An existing directory.
         max_bytes: Larger files are refused.
-
-    Raises:
-        ValueError: `base_dir` is not an existing directory, or `max_bytes` is not positive.
     """
 
     name = "file_read"
@@ -101,7 +97,7 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
             return ToolResult.failure(f"Failed to read file: {_reason(error)}")
 
     def _read(self, real: Path) -> str:
-        # checked before opening, which may have an effect (a device), and after it, as the file may have been replaced
+        # before opening, which may have an effect (a device), and after it, as the file may have been replaced
         _ensure_regular(real.stat().st_mode)
         descriptor = os.open(real, os.O_RDONLY | _SAFE_FLAGS)
         with os.fdopen(descriptor, "rb") as file:
@@ -120,16 +116,11 @@ class FileWriteInput(BaseModel):
 
 
 class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
-    """Writes text files below `base_dir` only. It creates parent directories and replaces existing files.
-
-    Listeners receive a `FileChangedEvent` for each write.
+    """Writes text files below `base_dir` only, and emits a `FileChangedEvent`; `ValueError` if an argument is invalid.
 
     Args:
         base_dir: An existing directory.
         require_approval: Whether the tool asks the run's review handler before each write.
-
-    Raises:
-        ValueError: `base_dir` is not an existing directory.
     """
 
     name = "file_write"
@@ -151,7 +142,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
         try:
             content: str | None = arguments.content
             if self.require_approval:
-                self._sandbox.resolve(path)  # no request for a path outside of the directory
+                self._sandbox.resolve(path)  # no request for a path outside
                 request = f"Write file: {path}\nContent: {preview(arguments.content)}"
                 content = approve_from_thread(self.context.review_handler, self.name, request, arguments.content)
             if content is None:
@@ -162,31 +153,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
             return ToolResult.failure(str(error))
         except (OSError, ValueError) as error:
             return ToolResult.failure(f"Failed to write file: {_reason(error)}")
-        self._emit_change(path, lines_before, _line_count([data]))
-        return ToolResult.success(f"Successfully wrote to: {path}")
-
-    def _write(self, path: str, data: bytes) -> int | None:
-        real = self._sandbox.resolve(path)
-        if real.exists():
-            _ensure_regular(real.stat().st_mode)
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real = self._sandbox.resolve(path)  # again: a parent may have become a link meanwhile
-        flags = os.O_RDWR | _SAFE_FLAGS
-        try:
-            descriptor, is_new = os.open(real, flags), False
-        except FileNotFoundError:
-            descriptor, is_new = os.open(real, flags | os.O_CREAT | os.O_EXCL, 0o666), True
-        with os.fdopen(descriptor, "r+b") as file:
-            _ensure_regular(os.fstat(descriptor).st_mode)
-            lines_before = None if is_new else _line_count(iter(lambda: file.read(_CHUNK_BYTES), b""))
-            file.seek(0)
-            file.truncate()
-            file.write(data)
-        return lines_before
-
-    def _emit_change(self, path: str, lines_before: int | None, lines_after: int) -> None:
-        context = self.context
-        gained = lines_after - (lines_before or 0)
+        context, gained = self.context, _line_count([data]) - (lines_before or 0)
         context.emit(
             FileChangedEvent(
                 run_id=context.run_id,
@@ -199,6 +166,26 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
                 timestamp=utc_now(),
             )
         )
+        return ToolResult.success(f"Successfully wrote to: {path}")
+
+    def _write(self, path: str, data: bytes) -> int | None:
+        real = self._sandbox.resolve(path)
+        if real.exists():
+            _ensure_regular(real.stat().st_mode)
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real = self._sandbox.resolve(path)  # a parent may have become a link meanwhile
+        flags = os.O_RDWR | _SAFE_FLAGS
+        try:
+            descriptor, is_new = os.open(real, flags), False
+        except FileNotFoundError:
+            descriptor, is_new = os.open(real, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+        with os.fdopen(descriptor, "r+b") as file:
+            _ensure_regular(os.fstat(descriptor).st_mode)
+            lines_before = None if is_new else _line_count(iter(lambda: file.read(_CHUNK_BYTES), b""))
+            file.seek(0)
+            file.truncate()
+            file.write(data)
+        return lines_before
 
 
 class _NotAFileError(ValueError):

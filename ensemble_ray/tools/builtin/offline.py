@@ -8,7 +8,7 @@ import math
 import re
 import zoneinfo
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,12 +24,9 @@ from ensemble_ray.values.value import utc_now
 
 _log = bounded_logger(__name__)
 
-# --- calculator ---
-
 _MAX_CHARACTERS = 10_000
 _MAX_DEPTH = 200
-#: integers below it are printed without a fraction (S-BIT-3)
-_WHOLE_BELOW = 1e15
+_WHOLE_BELOW = 1e15  # printed without a fraction (S-BIT-3)
 
 _NUMBER = re.compile(r"[0-9.]+")
 _WELL_FORMED_NUMBER = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+")
@@ -69,25 +66,13 @@ def _invalid(reason: str) -> ValueError:
     return ValueError(f"Invalid expression: {reason}")
 
 
-def _divide(left: float, right: float) -> float:
-    if right == 0:
-        raise ValueError("Division by zero")
-    return left / right
-
-
-def _remainder(left: float, right: float) -> float:
-    if right == 0:
-        raise ValueError("Modulo by zero")
-    return math.nan if math.isinf(left) else math.fmod(left, right)
-
-
 def _power(base: float, exponent: float) -> float:
     try:
         return math.pow(base, exponent)
     except OverflowError:
         return -math.inf if base < 0 and _is_odd(exponent) else math.inf
     except ValueError:
-        # the only two domain errors: a negative base with a fractional exponent, and zero with a negative exponent
+        # a negative base with a fractional exponent, or zero with a negative exponent
         if base != 0:
             return math.nan
         return math.copysign(math.inf, base) if _is_odd(exponent) else math.inf
@@ -97,17 +82,16 @@ def _is_odd(value: float) -> bool:
     return abs(math.fmod(value, 2)) == 1
 
 
-#: operator -> (binding power, function); all except `^` are left-associative
+#: (binding power, function) of operators; all except `^` are left-associative
 _BINARY: Mapping[str, tuple[int, Callable[[float, float], float]]] = {
     "+": (1, lambda left, right: left + right),
     "-": (1, lambda left, right: left - right),
     "*": (2, lambda left, right: left * right),
-    "/": (2, _divide),
-    "%": (2, _remainder),
+    "/": (2, lambda left, right: left / right),
+    "%": (2, lambda left, right: math.nan if math.isinf(left) else math.fmod(left, right)),
     "^": (4, _power),
 }
-#: binding power of a sign before an operand: above `*`, below `^`, so that -2^2 is -4 (S-BIT-2)
-_PREFIX_POWER = 3
+_PREFIX_POWER = 3  # above `*`, below `^`: -2^2 is -4 (S-BIT-2)
 _OPEN = "("
 _NEGATE = "negate"
 
@@ -135,7 +119,7 @@ class _Evaluation:
                 raise _invalid(f"unexpected character '{sign}' at position {self._at}")
             self._at += 1
             power, _ = _BINARY[sign]
-            self._reduce(power + 1 if sign == "^" else power)  # `^` is right-associative: 2^3^2 is 2^9
+            self._reduce(power + 1 if sign == "^" else power)  # right-associative: 2^3^2 is 2^9
             self._pending.append(sign)
         if self._depth:
             raise _invalid("missing closing parenthesis")
@@ -176,13 +160,13 @@ class _Evaluation:
                 return
             self._pending.pop()
             right = self._operands.pop()
+            if right == 0 and sign in "/%":
+                raise ValueError("Division by zero" if sign == "/" else "Modulo by zero")
             if sign == _NEGATE:
                 self._operands.append(-right)
             else:
                 self._operands.append(_BINARY[sign][1](self._operands.pop(), right))
 
-
-# --- date and time ---
 
 _HELP = (
     "Supported: now | now in <timezone> | today | today in <timezone> | "
@@ -192,30 +176,27 @@ _HELP = (
 # All are linear: a model writes the command, and a search blocks every thread of the process (S-SEC-20).
 _NOW = re.compile(r"(now|today)(?:\s+in\s+(\S+))?", re.IGNORECASE)
 _CONVERT = re.compile(r"convert\s+(\S+)\s+from\s+(\S+)\s+to\s+(\S+)", re.IGNORECASE)
-#: words and blanks alternate, so that blanks match in one way only
+#: blanks match in one way only
 _ARITHMETIC = re.compile(r"(\S+(?:\s+\S+)*?)\s+([+-])\s*([0-9]+)\s*([A-Za-z]+)")
-_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DATETIME = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.[0-9]+)?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?",
     re.IGNORECASE,
 )
-#: distinguishes a datetime from a date (S-BIT-13)
-_HAS_TIME = re.compile(r"[TZ]|[0-9][tz]")
+_HAS_TIME = re.compile(r"[TZ]|[0-9][tz]")  # for a datetime (S-BIT-13)
 
 _OUT_OF_RANGE = "the result is out of range (years 1 to 9999)"
 _DAYS = {"day": 1, "week": 7}
 _MONTHS = {"month": 1, "year": 12}
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
-#: larger numbers exceed every calendar and are not converted
-_MAX_DIGITS = 12
+_MAX_DIGITS = 12  # larger numbers exceed every calendar
 
 
 class DateTimeTool(AbstractAgentTool):
     """Returns the current time, converts between time zones, and adds to dates and datetimes.
 
-    Args:
-        clock: Returns the current time as an aware datetime; None: the machine's clock, in UTC.
+    `clock` returns the current time as an aware datetime; default: the machine's clock.
     """
 
     name = "datetime"
@@ -263,8 +244,7 @@ class DateTimeTool(AbstractAgentTool):
             if len(number) > _MAX_DIGITS:
                 return ToolResult.failure(f"Date/time error: {_OUT_OF_RANGE}")
             amount = int(number) if sign == "+" else -int(number)
-            shift = _shift_datetime if _HAS_TIME.search(value) else _shift_date
-            return ToolResult.success(shift(value, amount, unit))
+            return ToolResult.success(_shift(value, amount, unit))
         return ToolResult.failure(f"Unrecognized command. {_HELP}")
 
 
@@ -273,58 +253,43 @@ def _wall_time(moment: datetime) -> str:
 
 
 def _zone(name: str) -> tzinfo:
-    if name.upper() in {"UTC", "Z"}:  # needs no zone database
+    if name.upper() in {"UTC", "Z"}:
         return UTC
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        # a name with `..`, or of a directory of the database, raises the other two
+        # raised for a name with `..`, or of a directory of the database
         raise ValueError(f"Unknown timezone: '{name}'") from None
 
 
-def _shift_date(value: str, amount: int, unit: str) -> str:
-    found = _DATE.fullmatch(value)
-    try:
-        start = None if found is None else date(int(found[1]), int(found[2]), int(found[3]))
-    except ValueError:
-        start = None
-    if start is None:
-        raise ValueError(f"Invalid date format: '{value}'. Expected yyyy-MM-dd")
-    kind = _singular(unit)
+def _shift(value: str, amount: int, unit: str) -> str:
+    has_time = _HAS_TIME.search(value) is not None
+    if has_time:
+        found = _DATETIME.fullmatch(value)
+        if found is None:
+            raise _bad_datetime(value)
+        start = _datetime_of(found, value) - _offset_of(found[7], value)
+    else:
+        try:
+            start = datetime.combine(date.fromisoformat(value if _DATE.fullmatch(value) else ""), time.min)
+        except ValueError:
+            raise ValueError(f"Invalid date format: '{value}'. Expected yyyy-MM-dd") from None
+    kind = unit.lower().removesuffix("s")
     if kind in _MONTHS:
-        return _plus_months(start, amount * _MONTHS[kind]).isoformat()
-    if kind in _DAYS:
-        return (start + timedelta(days=amount * _DAYS[kind])).isoformat()
-    raise ValueError(f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years")
-
-
-def _shift_datetime(value: str, amount: int, unit: str) -> str:
-    found = _DATETIME.fullmatch(value)
-    if found is None:
-        raise _bad_datetime(value)
-    start = _datetime_of(found, value) - _offset_of(found[7], value)
-    kind = _singular(unit)
-    if kind in _MONTHS:
-        end = datetime.combine(_plus_months(start.date(), amount * _MONTHS[kind]), start.time())
+        year, month = divmod(start.year * 12 + start.month - 1 + amount * _MONTHS[kind], 12)
+        if not date.min.year <= year <= date.max.year:
+            raise OverflowError
+        last = calendar.monthrange(year, month + 1)[1]
+        end = start.replace(year=year, month=month + 1, day=min(start.day, last))
     elif kind in _DAYS:
         end = start + timedelta(days=amount * _DAYS[kind])
-    elif kind in _UNIT_SECONDS:
+    elif has_time and kind in _UNIT_SECONDS:
         end = start + timedelta(seconds=amount * _UNIT_SECONDS[kind])
-    else:
+    elif has_time:
         raise ValueError(f"Unsupported datetime unit: '{unit}'")
-    return f"{_wall_time(end)}Z"
-
-
-def _singular(unit: str) -> str:
-    return unit.lower().removesuffix("s")
-
-
-def _plus_months(start: date, months: int) -> date:
-    year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
-    if not date.min.year <= year <= date.max.year:
-        raise OverflowError
-    last = calendar.monthrange(year, month + 1)[1]
-    return start.replace(year=year, month=month + 1, day=min(start.day, last))
+    else:
+        raise ValueError(f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years")
+    return f"{_wall_time(end)}Z" if has_time else end.date().isoformat()
 
 
 def _datetime_of(found: re.Match[str], value: str) -> datetime:
@@ -349,9 +314,6 @@ def _bad_datetime(value: str) -> ValueError:
     return ValueError(f"Invalid datetime format: '{value}'. Expected yyyy-MM-ddTHH:mm:ss[Z]")
 
 
-# --- JSON ---
-
-#: one step of a path: a key, or an index in brackets
 _STEP = re.compile(r"([^.\[\]]+)|\[(-?[0-9]{1,18})\]")
 
 
@@ -361,14 +323,14 @@ class JsonParserInput(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
     json_path: str = Field(description="Path to the value, for example user.name, items[0].title or [1].x")
-    #: an alias, because pydantic reserves the name `json` (S-BIT-54)
+    #: pydantic reserves the name `json` (S-BIT-54)
     text: str = Field(alias="json", description="The JSON text to read from")
 
 
 class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     """Extracts a value from JSON by a path of dots and brackets.
 
-    In a plain string, as a pipeline or a handler passes it, the first line is the path and the rest is the JSON.
+    In a plain string, the first line is the path and the rest is the JSON.
     """
 
     input_type = JsonParserInput
@@ -399,13 +361,12 @@ def _is_named(text: str) -> bool:
         return True
     try:
         arguments: object = from_json(text)
-    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
+    except (ValueError, TypeError):  # half of a surrogate pair
         return False
     return isinstance(arguments, dict) and "json_path" in arguments
 
 
-class _NotFoundError(ValueError):
-    """There is no value at the path."""
+class _NotFoundError(ValueError): ...
 
 
 def extract(path: str, text: str) -> ToolResult:
@@ -414,8 +375,14 @@ def extract(path: str, text: str) -> ToolResult:
         return ToolResult.failure("Path expression must not be blank")
     if not text.strip():
         return ToolResult.failure("JSON content must not be blank")
+
+    def finite(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise ValueError(f"number {digits} is out of range" if digits[-1].isdigit() else f"{digits} is not JSON")
+        return value
+
     try:
-        document: object = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        document: object = json.loads(text, parse_constant=finite, parse_float=finite)
         value = _walk(document, path.strip())
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return ToolResult.success(whole_text(shown))
@@ -427,17 +394,6 @@ def extract(path: str, text: str) -> ToolResult:
         return ToolResult.failure(f"Invalid JSON: {error}")
 
 
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"number {digits} is out of range")
-    return value
-
-
 def _walk(document: object, path: str) -> object:
     value = document
     for step in _steps(path):
@@ -446,9 +402,8 @@ def _walk(document: object, path: str) -> object:
         if isinstance(step, int):
             items = cast("list[object]", value)
             if not 0 <= step < len(items):
-                raise _NotFoundError(
-                    f"Array index out of bounds: index {step} is out of bounds for array of size {len(items)}"
-                )
+                bounds = f"index {step} is out of bounds for array of size {len(items)}"
+                raise _NotFoundError(f"Array index out of bounds: {bounds}")
             value = items[step]
         else:
             members = cast("dict[str, object]", value)
@@ -477,18 +432,12 @@ def _steps(path: str) -> list[str | int]:
     return steps
 
 
-# --- a person ---
-
-
 class HumanInputTool(AbstractAgentTool):
-    """Asks the run's review handler a question. The answer is recorded; a resumed run does not ask again.
+    """Asks the run's review handler a question. A resumed run does not ask again.
 
     Args:
         timeout: Time limit of the answer, a `timedelta` or seconds; 0: no limit.
         on_timeout: Action after the time limit: `"continue"`, `"exit_early"` or `"fail"`.
-
-    Raises:
-        ValidationError: the timeout is negative, or the action is unknown.
     """
 
     name = "human_input"
@@ -496,7 +445,7 @@ class HumanInputTool(AbstractAgentTool):
         "Asks a person a question and gives the answer. Use it when you need a decision, an opinion or a fact that only "
         "a person has. The input is the question."
     )
-    timeout = None  # only the answer has a time limit
+    timeout = None  # only the answer has a limit
     effect = "idempotent"  # a recorded answer is not asked for again
 
     def __init__(
@@ -514,9 +463,8 @@ class HumanInputTool(AbstractAgentTool):
         if handler is None:
             _log.warning("Tool '%s' cannot ask a person: the run has no review_handler", self.name)
             return ToolResult.success("No reviewer is available. Please proceed with your best judgment.")
-        request = approval_request(
-            text, timeout=self._review.timeout, on_timeout=self._review.on_timeout, ends_run=True
-        )
+        review = self._review
+        request = approval_request(text, timeout=review.timeout, on_timeout=review.on_timeout, ends_run=True)
         match await ask(handler, request):
             case Edit(revised_output=answer):
                 return ToolResult.success(answer)

@@ -1,4 +1,4 @@
-"""A built-in tool that runs one fixed program, and the run of a program that ends with its call."""
+"""A built-in tool that runs one fixed program."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 from ensemble_ray.tools.user_code import render_value
 
 _DEFAULT_MAX_BYTES = 1_048_576
-#: The generic limit of a tool call comes later than this tool's own limit, which reports more.
-_GRACE_S = 10.0
-#: Time for the streams of a killed program to end. A descendant that left the group may keep them open.
-_AFTER_KILL_S = 1.0
-#: Variables that every program receives (S-BIT-67): paths, the user, and the language.
+_GRACE_S = 10.0  # after the tool's own limit, which reports more
+_AFTER_KILL_S = 1.0  # a descendant that left the group may keep the streams open
+#: every program receives them (S-BIT-67)
 _ALWAYS_INHERITED = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP"),
@@ -40,24 +38,20 @@ _LANGUAGE_PREFIX = "LC_"
 
 
 class ProcessAgentTool(AbstractAgentTool):
-    """Runs one program per call and returns its output.
+    """Runs one program per call and returns its output. `ValueError` if an argument is invalid.
 
     The program reads one JSON object, `{"input": "<text>"}`, from its standard input. It writes either plain text or
     one JSON object: `{"output": ..., "structured": ...}`, or `{"success": false, "error": ...}`.
 
     Args:
         name: Name for the model.
-        description: Explains to the model when to use the tool and what input it expects.
-        command: The program and its arguments. They run without a shell, and a model cannot change them.
-        timeout: Time limit of one run, in seconds or as a `timedelta`. After it, the program and its children are killed.
+        description: For the model: when to use the tool, and with which input.
+        command: The program and its arguments, without a shell. A model cannot change them.
+        timeout: Time limit of one run, s or `timedelta`, after which the program and its children are killed.
         max_output_bytes: Limit of each output stream; the rest is dropped.
-        environment: Variables for the program, in addition to `PATH`, `HOME` and the like, or instead of them.
+        environment: Variables for the program, besides `PATH` and the like.
         inherit: Names of further variables of this process for the program; True: all of them, including API keys.
-        require_approval: Whether the tool asks the run's review handler before it starts the program.
-
-    Raises:
-        ValueError: a name is blank, the description is missing, the command is empty, a limit is not positive, or a
-            variable has an invalid name or value.
+        require_approval: Whether the run's review handler must approve each call.
     """
 
     def __init__(
@@ -145,9 +139,8 @@ def _checked_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not name or {"=", "\0"} & set(name):
             raise ValueError(f"ProcessAgentTool environment has a name that is none: {name!r}")
         if not isinstance(value, str) or "\0" in value:
-            raise ValueError(
-                f"ProcessAgentTool environment must map names to texts, got {type(value).__name__} for {name!r}"
-            )
+            got = f"got {type(value).__name__} for {name!r}"
+            raise ValueError(f"ProcessAgentTool environment must map names to texts, {got}")
     return dict(environment)
 
 
@@ -160,8 +153,8 @@ def _interpret(stdout: str) -> ToolResult:
         return ToolResult.success(stdout)
     answer = cast("Mapping[str, object]", parsed)
     if answer.get("success") is False:
-        error = answer.get("error")
-        return ToolResult.failure("Process returned success=false" if error is None else render_value(error))
+        reason = answer.get("error")
+        return ToolResult.failure("Process returned success=false" if reason is None else render_value(reason))
     output = answer.get("output")
     return ToolResult.success(stdout if output is None else render_value(output), answer.get("structured"))
 
@@ -171,7 +164,7 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.001, 0.05
 _STATUS_BYTES = 64
 _OVER = b"."
 _ERRNO = "errno"
-#: Without the user's packages and variables: it starts in a few milliseconds and runs no user code.
+#: without the user's packages and variables, which would slow its start
 _SUPERVISOR = (sys.executable, "-I", "-S", str(Path(supervisor.__file__)))
 
 
@@ -184,7 +177,7 @@ class ProgramRun:
         track(self)
         self._is_over = False
         self._process: subprocess.Popen[bytes] | None = None
-        #: the only writing end of the pipe that the supervisor watches; -1: there is none
+        #: writing end of the pipe that the supervisor watches; -1: there is none
         self._lifeline = -1
         self._is_supervised = hasattr(os, "killpg") and bool(sys.executable) and not getattr(sys, "frozen", False)
         self._status = bytearray()
@@ -200,14 +193,20 @@ class ProgramRun:
             self._process = process
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise AssertionError  # `_start_process` opens all three
-        _in_thread(_feed, process.stdin, stdin)
+        stream = process.stdin
+
+        def feed() -> None:
+            with contextlib.suppress(OSError), stream:  # a program need not read its input (S-BIT-61)
+                stream.write(stdin)
+
+        _in_thread(feed)
         self._readers += [
             _in_thread(self._drain, process.stdout, self._stdout, self._max_bytes),
             _in_thread(self._drain, process.stderr, self._stderr, self._max_bytes),
         ]
 
     def after_fork(self) -> None:
-        """Replace the parent's pipes in a forked child: open copies would hide the parent's end from the program."""
+        """Replace the parent's pipes: open copies would hide the parent's end from the program."""
         process, self._process = self._process, None
         abandon(process)
         streams = () if process is None else (process.stdin, process.stdout, process.stderr)
@@ -245,17 +244,16 @@ class ProgramRun:
         )
 
     def ends_within(self, limit_s: float) -> bool:
-        """Wait until the program and its streams have ended; return False after the limit."""
+        """Wait for the program and its streams; return False after the limit."""
         until = time.monotonic() + limit_s
         for reader in self._readers:
             reader.join(max(0.0, until - time.monotonic()))
         if any(reader.is_alive() for reader in self._readers):
             return False
         self._end_supervisor()
-        # a program usually ends together with its streams: poll often at first
         pause_s = _FIRST_POLL_S
         while True:
-            with self._lock:  # so that `kill` never uses the id of a group that was just freed
+            with self._lock:  # `kill` must not use the id of a group that was just freed
                 if self._process is None or self._process.poll() is not None:
                     return True
             if time.monotonic() >= until:
@@ -264,11 +262,11 @@ class ProgramRun:
             pause_s = min(2 * pause_s, _LAST_POLL_S)
 
     def kill(self) -> None:
-        """Kill the program and its children without waiting; it cannot start any more."""
+        """Kill the program and its children without waiting."""
         with self._lock:
             self._is_over = True
             process = self._process
-            # the group keeps its id until the process is collected, even if only children are left
+            # the group keeps its id until the process is collected
             if process is None or process.returncode is not None:
                 return
             if hasattr(os, "killpg"):
@@ -281,7 +279,7 @@ class ProgramRun:
     def _end_supervisor(self) -> None:
         lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
-            with contextlib.suppress(OSError):  # the supervisor has ended
+            with contextlib.suppress(OSError):
                 os.write(lifeline, _OVER)
             os.close(lifeline)
 
@@ -311,21 +309,15 @@ class ProgramRun:
     def _decode(self, data: bytearray) -> str:
         if len(data) <= self._max_bytes:
             return data.decode("utf-8", "replace")
-        # an incremental decoder drops a character that the limit cuts in two
+        # drops a character that the limit cuts in two
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(data[: self._max_bytes]))
         return f"{text}\n[output truncated at {self._max_bytes} bytes]"
 
     @staticmethod
     def _drain(stream: IO[bytes], into: bytearray, max_bytes: int) -> None:
-        with stream, contextlib.suppress(ValueError):  # the stream was closed after a kill
+        with stream, contextlib.suppress(ValueError):  # closed after a kill
             while chunk := os.read(stream.fileno(), _READ_BYTES):
-                # one byte above the limit shows that output was dropped
                 into += chunk[: max_bytes + 1 - len(into)]
-
-
-def _feed(stream: IO[bytes], data: bytes) -> None:
-    with contextlib.suppress(OSError), stream:  # a program need not read its input (S-BIT-61)
-        stream.write(data)
 
 
 def _in_thread(function: Callable[..., object], *arguments: object) -> threading.Thread:

@@ -1,12 +1,9 @@
 """Run one program and end with the process that started this script (`process.py`).
 
-Arguments: two file descriptors, `1` if the program's environment contains LC_CTYPE, and the command. The first descriptor
-is the reading end of a pipe; only the calling process has its writing end. If that process dies, even by SIGKILL, the pipe
-ends, and the script kills the whole process group, including itself. It writes the program's exit code to the second
-descriptor, or `errno` and a number if the program cannot start.
-
-The script leads its own session and group. It stays until the call is over, so that the system cannot reuse the group's
-id while the caller may still kill the group. It imports little, and only from the standard library, to start fast.
+Arguments: two file descriptors, `1` if the program's environment contains LC_CTYPE, and the command. When the first one ends,
+whose writing end only the calling process has, the script kills its process group. The second one receives the exit code, or
+`errno` and a number. The script stays until the call is over, so that the group's id is not reused. It imports little, to
+start fast.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ def supervise(control: int, status: int, command: list[str], environment: dict[s
     program = os.fork()
     if not program:
         _become(command, environment, control, status)
-    # Readers of the program's streams wait until every process has closed them.
+    # Readers of the streams wait until every process has closed them.
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -48,7 +45,7 @@ def supervise(control: int, status: int, command: list[str], environment: dict[s
 
 
 def _wake_up(_number: int, _frame: object) -> None:
-    """Do nothing: an ignored signal would not interrupt `select`."""
+    """An ignored signal would not interrupt `select`."""
 
 
 def _become(command: list[str], environment: dict[str, str], control: int, status: int) -> None:
@@ -68,5 +65,5 @@ def _become(command: list[str], environment: dict[str, str], control: int, statu
 if __name__ == "__main__":
     _environment = dict(os.environ)
     if sys.argv[3] == "0":
-        _environment.pop("LC_CTYPE", None)  # the interpreter may have set it for itself
+        _environment.pop("LC_CTYPE", None)  # the interpreter may have set it
     supervise(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4:], _environment)

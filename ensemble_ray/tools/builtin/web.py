@@ -39,16 +39,12 @@ class WebScrapeInput(BaseModel):
 
 
 class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
-    """Fetches a web page and returns its text without markup, navigation, header and footer.
+    """Fetches a web page and returns its text without markup, navigation, header and footer. Needs the extra `web`.
 
     Args:
         max_content_length: Characters of the text; a longer text is cut and marked.
         fetcher: `fetcher(url) -> html`, sync or async, instead of the guarded fetcher.
         allow_private_hosts: Allow the guarded fetcher to reach loopback, private, link-local and metadata addresses.
-
-    Raises:
-        ValueError: `max_content_length` is not positive.
-        ToolConfigurationError: the extra `web` is not installed.
     """
 
     name = "web_scrape"
@@ -110,7 +106,7 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
 
 
 _MAX_RESULTS = 5
-#: Of an answer with five hits. It must be short, because parsing JSON blocks every other thread.
+#: short, because parsing JSON blocks every other thread
 _MAX_SEARCH_BYTES = 1_048_576
 _SEARCH_AGENT = "ensemble-ray-web-search/1.0"
 
@@ -131,14 +127,7 @@ class WebSearchInput(BaseModel):
 
 
 class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
-    """Searches the web with a provider.
-
-    Args:
-        provider: An object with `search(query) -> str`, or a callable with that signature; sync or async.
-
-    Raises:
-        ValueError: there is no provider.
-    """
+    """Searches the web with a provider: an object with `search(query) -> str`, or a callable; sync or async."""
 
     name = "web_search"
     effect = "none"
@@ -154,20 +143,12 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
     @classmethod
     def of_tavily(cls, api_key: str | SecretStr | None = None) -> WebSearchTool:
-        """Search with Tavily.
-
-        Raises:
-            ValueError: there is no key.
-        """
+        """Search with Tavily; `ValueError` without a key."""
         return cls(TavilySearch(api_key))
 
     @classmethod
     def of_serp_api(cls, api_key: str | SecretStr | None = None) -> WebSearchTool:
-        """Search Google through SerpAPI.
-
-        Raises:
-            ValueError: there is no key.
-        """
+        """Search Google through SerpAPI; `ValueError` without a key."""
         return cls(SerpApiSearch(api_key))
 
     async def execute_typed(self, arguments: WebSearchInput, /) -> ToolResult:
@@ -209,7 +190,7 @@ class _KeyedSearch(ABC):
 
     @abstractmethod
     def _request(self, query: str) -> tuple[str, str, bytes]:
-        """Return method, URL and body of the request."""
+        """Return method, URL and body."""
 
     @abstractmethod
     def _hits(self, document: Mapping[str, object]) -> Sequence[tuple[object, object, object]]:
@@ -280,28 +261,24 @@ def _format_hits(hits: Sequence[tuple[object, object, object]]) -> str:
 
 _DEFAULT_MAX_BYTES = 1_048_576
 _ERROR_BODY_CHARACTERS = 200
-#: The generic limit of a tool call comes later than this tool's own limit, which reports more.
-_GRACE_S = 10.0
+_GRACE_S = 10.0  # after the tool's own limit, which reports more
 _READING = frozenset({"GET", "HEAD"})
 
 
 class HttpAgentTool(AbstractAgentTool):
-    """Sends its input to one HTTP endpoint and returns the body of the answer.
+    """Sends its input to one HTTP endpoint and returns the body of the answer. `ValueError` if an argument is invalid.
 
     With GET, the input is the query parameter `input`. With other methods, it is the body.
 
     Args:
         name: Name for the model.
-        description: Explains to the model when to use the tool and what input it expects.
+        description: For the model: when to use the tool, and with which input.
         url: The endpoint.
         method: HTTP method.
         headers: Headers of every request; their values are never shown.
-        timeout: Time limit of one exchange, in seconds or as a `timedelta`.
+        timeout: Time limit of one exchange, s or `timedelta`.
         max_response_bytes: Limit of the body; a longer body is cut and marked.
-        require_approval: Whether the tool asks the run's review handler before each request.
-
-    Raises:
-        ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
+        require_approval: Whether the run's review handler must approve each request.
     """
 
     def __init__(
@@ -351,7 +328,7 @@ class HttpAgentTool(AbstractAgentTool):
             if approved is None:
                 return ToolResult.failure(f"HTTP request rejected by reviewer: {self._method} {self._url}")
             text = approved
-        # in threads: the input and the answer may be long
+        # the texts may be long
         url, headers, body = await threads.run(self._request, text or "")
         try:
             answer = await exchange(
@@ -371,10 +348,10 @@ class HttpAgentTool(AbstractAgentTool):
         try:
             from_json(text, allow_inf_nan=False)
             kind = "application/json"
-        except (ValueError, TypeError):  # TypeError: half of a surrogate pair
+        except (ValueError, TypeError):  # half of a surrogate pair
             kind = "text/plain; charset=UTF-8"
         headers.setdefault("content-type", kind)
-        # a model may write half of a surrogate pair, which has no UTF-8 form
+        # half of a surrogate pair has no UTF-8 form
         return self._url, headers, text.encode("utf-8", "replace")
 
     def _read(self, answer: WebAnswer) -> ToolResult:

@@ -1,4 +1,4 @@
-"""The tools of MCP servers (extra `mcp`). The official SDK is imported at the first use."""
+"""The tools of MCP servers (extra `mcp`)."""
 
 from __future__ import annotations
 

@@ -27,21 +27,16 @@ _FORMS = "'stdio:COMMAND ARGUMENTS' or 'https://HOST/PATH'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """One server: a program that this process starts, or a URL. Equal addresses share a session."""
+    """A program that this process starts, or a URL. Equal addresses share a session."""
 
-    #: program and arguments; empty for a URL
-    command: tuple[str, ...] = ()
-    #: variables of the program besides the default ones
+    command: tuple[str, ...] = ()  # empty for a URL
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: working directory of the program; None: this process's
     cwd: str | None = None
     url: str = ""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     connect_timeout_s: float = 30.0
-    #: whether the session offers elicitation
-    has_reviewer: bool = False
-    #: limit of sampling requests per call; 0: the session does not offer sampling
-    max_samples: int = 0
+    has_reviewer: bool = False  # the session offers elicitation
+    max_samples: int = 0  # sampling requests per call; 0: not offered
 
     @classmethod
     def of(
@@ -77,7 +72,12 @@ class ServerAddress:
             raise ValidationError("MCP server must be a URL without a name or password: pass them in headers")
         if env or cwd is not None:
             raise ValidationError("MCP env and cwd are for a program, and not for a URL")
-        return cls(url=server, headers=_checked(headers), connect_timeout_s=connect_timeout_s, max_samples=max_samples)
+        flaws = [f"{name!r} {flaw}" for name in headers if (flaw := header_name_flaw(name))]
+        flaws += [f"'{name}' {flaw}" for name, value in headers.items() if (flaw := header_flaw(value.strip()))]
+        if flaws:
+            raise ValidationError(f"MCP headers: {flaws[0]}")
+        sent = tuple((name, value.strip()) for name, value in headers.items())
+        return cls(url=server, headers=sent, connect_timeout_s=connect_timeout_s, max_samples=max_samples)
 
     @property
     def shown(self) -> str:
@@ -86,29 +86,17 @@ class ServerAddress:
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
 
 
-def _checked(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    for name, value in headers.items():
-        if flaw := header_name_flaw(name):
-            raise ValidationError(f"MCP headers: {name!r} {flaw}")
-        if flaw := header_flaw(value.strip()):
-            raise ValidationError(f"MCP headers: '{name}' {flaw}")
-    return tuple((name, value.strip()) for name, value in headers.items())
-
-
-#: Limit of a message, bytes after unpacking.
-MESSAGE_BYTES = 16 * 2**20
-#: The SDK's message for an HTTP answer outside of the protocol, with any status.
-_NO_ANSWER = "Server returned an error response"
-#: Beginnings of the SDK's messages for unreadable HTTP answers; other errors with that code are the server's.
+MESSAGE_BYTES = 16 * 2**20  # after unpacking
+_NO_ANSWER = "Server returned an error response"  # the SDK's message for any HTTP status
+#: the SDK's messages for unreadable HTTP answers
 _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 
 
 @dataclass(slots=True)
 class McpDelivery:
-    #: messages that the server may have processed
-    sent: int = 0
+    sent: int = 0  # messages that the server may have processed
     status: int | None = None
-    #: the server did not process the newest message, because it no longer has the session
+    #: the server no longer has the session, so it did not process the newest message
     is_forgotten: bool = False
 
 
@@ -130,7 +118,7 @@ def is_lost(error: MCPError) -> bool:
 
 class MessageStream:
     async def aclose(self) -> None:
-        """Close the stream. By default, its transport is closed elsewhere."""
+        """Close the stream."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,7 +1,4 @@
-"""Run a program as an MCP server: its messages over standard input and output. Imported together with the SDK.
-
-The program and its process group end with the session. They also end with this process, even if it is killed.
-"""
+"""Run a program as an MCP server. It and its process group end with the session, and with this process."""
 
 from __future__ import annotations
 
@@ -40,27 +37,23 @@ if TYPE_CHECKING:
 
 
 _log = bounded_logger(__name__)
-#: Time for a program to end after the end of its input, and again after SIGTERM, s.
-_GRACE_S = 2.0
+_GRACE_S = 2.0  # after the end of its input, and after SIGTERM
 _POLL_S = 0.01
 _SHOWN = 200
 _SHELL = "/bin/sh"
 _HAS_SHELL = Path(_SHELL).exists()
-#: False on Windows, which has no process groups, and no pipes that an event loop can read.
-_HAS_GROUPS = hasattr(os, "killpg")
-#: Starts the program with the shell's own process id. In its process group, a guard shell waits for the end of a pipe that
-#: only this process holds open, and then kills the group. The guard is not a child of the program, because the program
-#: may wait for all its children. (A parent-death signal would arrive when a *thread* ends.)
+_HAS_GROUPS = hasattr(os, "killpg")  # not on Windows, where event loops cannot read pipes either
+#: Starts the program with the shell's process id. In its group, a guard shell waits for the end of a pipe that only this
+#: process holds open, and then kills the group. It is no child of the program, which may wait for all its children.
 _GUARDED = (
     '( (trap "" TERM INT HUP; { read -r _; kill -KILL 0; } <"/dev/fd/$0") </dev/null >/dev/null 2>&1 & ); exec "$@"'
 )
-#: Our ends of those pipes.
-_held: set[int] = set()
+_held: set[int] = set()  # our ends of those pipes
 
 
 @after_fork
 def _release_ends() -> None:
-    """Close the ends in a forked child. Otherwise, it would keep programs of its parent alive."""
+    """Close the ends in a forked child, which would keep its parent's programs alive."""
     for end in _held:
         os.close(end)
     _held.clear()
@@ -68,15 +61,14 @@ def _release_ends() -> None:
 
 @asynccontextmanager
 async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator[TransportStreams]:
+    name, *arguments = address.command
     if not _HAS_GROUPS:
-        name, *arguments = address.command
         parameters = StdioServerParameters(command=name, args=arguments, env=dict(address.env), cwd=address.cwd)
         async with stdio_client(parameters, errlog=stderr) as (received, sent):
             yield _ReceivedBySdk(received), _SentBySdk(sent)
         return
     env = get_default_environment() | dict(address.env)
-    command = [_find_program(address, env.get("PATH", os.defpath)), *address.command[1:]]
-    with _guard(command) as (guarded, watched):
+    with _guard(name, arguments, address.cwd, env.get("PATH", os.defpath)) as (guarded, watched):
         # Not by the event loop: uvloop leaves files of this process open in the program and its guard.
         process = subprocess.Popen(  # noqa: ASYNC220, S603  the developer's own program; it takes some milliseconds
             guarded,
@@ -105,13 +97,20 @@ async def open_program(address: ServerAddress, stderr: TextIO) -> AsyncGenerator
                 reading.close()
                 writing.abort()
         finally:
-            if process.poll() is None:  # not collected: the group still has this id
+            if process.poll() is None:  # the group still has this id
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
-def _guard(command: Sequence[str]) -> Generator[tuple[Sequence[str], Sequence[int]]]:
-    """Yield the command with its guard, which kills it after the block, and the guard's file."""
+def _guard(
+    name: str, arguments: Sequence[str], cwd: str | None, path: str
+) -> Generator[tuple[Sequence[str], Sequence[int]]]:
+    """Yield the command with its guard, which kills it after the block."""
+    where = os.path.join(cwd or os.curdir, name) if os.sep in name else name  # noqa: PTH118  a Path drops "./"
+    found = shutil.which(where, path=path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such program", name)
+    command = [str(Path(found).absolute()), *arguments]
     if not _HAS_SHELL:
         yield command, ()
         return
@@ -124,15 +123,6 @@ def _guard(command: Sequence[str]) -> Generator[tuple[Sequence[str], Sequence[in
             _held.discard(held)
             os.close(held)
             os.close(watched)
-
-
-def _find_program(address: ServerAddress, path: str) -> str:
-    name = address.command[0]
-    where = os.path.join(address.cwd or os.curdir, name) if os.sep in name else name  # noqa: PTH118  a Path drops "./"
-    found = shutil.which(where, path=path)
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, "there is no such program", name)
-    return str(Path(found).absolute())
 
 
 async def _end(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) -> None:
@@ -169,9 +159,9 @@ class _Received(ReadMessages):
         self._has_spoken = self._has_warned = False
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; programs may print a greeting before the first one."""
+        """Programs may print a greeting before the first message."""
         while True:
-            await asyncio.sleep(0)  # reading buffered lines does not yield to other tasks
+            await asyncio.sleep(0)  # reading buffered lines does not yield
             try:
                 line = await self._lines.readline()
             except ValueError:

@@ -1,7 +1,4 @@
-"""`MCP`, an entry of a tool list for all tools of a server.
-
-The entry is pickled with its agent, without a session: each process that runs the agent has its own.
-"""
+"""`MCP`, an entry of a tool list for all tools of a server. It is pickled with its agent, without a session."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
@@ -47,21 +45,18 @@ class MCP(DynamicToolProvider):
         server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server with
             the transport streamable HTTP or the older one with server-sent events.
         headers: Headers of each request to a URL.
-        env: Variables of the program, besides a few default ones. API keys are not among the default ones.
+        env: Variables of the program, besides a few default ones without API keys.
         cwd: Working directory of the program.
         tools: The server's names of the tools to offer; None: all.
-        prefix: Prefix of each name, so that tools of two servers have different names.
-        effect: Effect of calls on the outside world: one value for all tools of the server, or by name. By default, it
-            follows the server's hints: `readOnlyHint` is `none`, `idempotentHint` is `idempotent`, others are `once`.
+        prefix: Prefix of each name.
+        effect: Effect of calls: one value for all tools, or by name. Default: the server's hints: `readOnlyHint` is `none`,
+            `idempotentHint` is `idempotent`, others are `once`.
         resources: Whether to offer two more tools, which list and read the server's resources.
         prompts: Whether to offer each prompt of the server as a tool `prompt_NAME`.
-        sampling: Whether the server may use the agent's model during a call, within the run's budget and the model's limits.
+        sampling: Whether the server may use the agent's model during a call, within budget and limits.
         max_samples: Limit of such requests per call.
-        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
-        connect_timeout: Time limit of starting or reaching the server, and of listing its tools, in the same form.
-
-    Raises:
-        ValidationError: an argument is invalid.
+        timeout: Time limit of a call, s or `timedelta`; None: no limit.
+        connect_timeout: Time limit of starting or reaching the server, and of listing its tools.
 
     Examples:
         >>> MCP("https://example.com/mcp", prefix="shop_", effect={"search": "none"})
@@ -117,11 +112,7 @@ class MCP(DynamicToolProvider):
         return f"MCP({self._address.shown!r})"
 
     async def resolve(self) -> Sequence[AgentTool]:
-        """List the server's tools.
-
-        Raises:
-            ToolConfigurationError: the server cannot be started or reached, refuses, or lacks a tool of `tools`.
-        """
+        """List the server's tools. `ToolConfigurationError` if the server cannot be used, or lacks a tool of `tools`."""
         address = replace(self._address, has_reviewer=current_tool_context().review_handler is not None)
         try:
             tools, prompts, has_resources = await ask_server(
@@ -169,9 +160,8 @@ class MCP(DynamicToolProvider):
         except (MCPError, pydantic.ValidationError, ToolConfigurationError) as error:
             if isinstance(error, MCPError) and is_lost(error):  # `ask_server` repeats it in another session
                 raise
-            raise ToolConfigurationError(
-                f"MCP server '{self._address.shown}' lists no tools: {message_of(error)}"
-            ) from error
+            text = f"MCP server '{self._address.shown}' lists no tools: {message_of(error)}"
+            raise ToolConfigurationError(text) from error
         return tools, prompts, self._has_resources and can.resources is not None
 
     def _effect_of(self, tool: Tool) -> Effect:
@@ -219,7 +209,7 @@ class _RemoteTool(ContextAgentTool):
         span = current_traceparent()
 
         async def work(client: Client) -> ToolResult:
-            with use_span(span):  # the session's task does not inherit the context of this call
+            with use_span(span):  # the session's task does not inherit it
                 return await questions.answered_during(client, lambda: self.work(client, arguments))
 
         try:
@@ -230,7 +220,7 @@ class _RemoteTool(ContextAgentTool):
             return self._failure(str(lost), may_be_done=lost.may_be_done)
         except pydantic.ValidationError as error:  # the SDK's error for an invalid result
             return self._failure(f"MCP server '{self.origin}' sent a result that cannot be read: {error}")
-        except ToolConfigurationError as error:  # lost after the start of the task; the model may work without it
+        except ToolConfigurationError as error:  # the model may work without it
             return ToolResult.failure(str(error))
 
     def _failure(self, why: str, *, may_be_done: bool = True) -> ToolResult:
@@ -286,28 +276,20 @@ def _resource_tools(address: ServerAddress, *, prefix: str, timeout: float | tim
         answer = await client.read_resource(uri, cache_mode="refresh")
         return ToolResult.success("\n".join(_resource_part(part) for part in answer.contents))
 
+    make = partial(_RemoteTool, address=address, effect="none", timeout=timeout)
+    uri = {"type": "string", "description": "Address of the resource."}
     return [
-        _RemoteTool(
-            address=address,
+        make(
             work=list_all,
             name=f"{prefix}list_resources",
             description="Lists the resources that can be read.",
             schema={"type": "object", "properties": {}},
-            effect="none",
-            timeout=timeout,
         ),
-        _RemoteTool(
-            address=address,
+        make(
             work=read,
             name=f"{prefix}read_resource",
             description="Reads a resource.",
-            schema={
-                "type": "object",
-                "properties": {"uri": {"type": "string", "description": "Address of the resource."}},
-                "required": ["uri"],
-            },
-            effect="none",
-            timeout=timeout,
+            schema={"type": "object", "properties": {"uri": uri}, "required": ["uri"]},
         ),
     ]
 
@@ -326,9 +308,8 @@ def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: 
     async def render(client: Client, values: dict[str, Any]) -> ToolResult:
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
         answer = await client.get_prompt(prompt.name, texts)
-        return ToolResult.success(
-            "\n\n".join(f"{each.role}: {_content_text(each.content)}" for each in answer.messages)
-        )
+        messages = (f"{each.role}: {_content_text(each.content)}" for each in answer.messages)
+        return ToolResult.success("\n\n".join(messages))
 
     description = prompt.description or f"Returns the prompt '{prompt.name}'."
     return _RemoteTool(
@@ -356,4 +337,4 @@ def _resource_part(part: TextResourceContents | BlobResourceContents) -> str:
 
 
 def _decoded_bytes(encoded: str) -> int:
-    return len(encoded) * 3 // 4 - encoded[-2:].count("=")  # of base64
+    return len(encoded) * 3 // 4 - encoded[-2:].count("=")

@@ -1,7 +1,6 @@
 """Requests of an MCP server during a call of its tool: elicitation (a question to a person) and sampling (to a model).
 
-A request is answered in the context of its call; if the call is unknown, the request is refused. An error that ends the
-task, such as an early exit or a suspension at a review gate, ends the call and is raised by it.
+If the call is unknown, the request is refused. An error that ends the task, such as an early exit, ends the call.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ T = TypeVar("T")
 _log = bounded_logger(__name__)
 _MOST_TRIES = 3
 _MOST_FORMS = 10
-#: The call of this task; the SDK keeps the context if its transport knows the call.
+#: the SDK keeps the context if its transport knows the call
 _current: ContextVar[CallQuestions | None] = ContextVar("ensemble_ray_mcp_call", default=None)
 _open: WeakKeyDictionary[ClientSession, set[CallQuestions]] = WeakKeyDictionary()
 _UNKNOWN_CALL = (
@@ -94,7 +93,7 @@ class CallQuestions:
     async def elicit(self, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         from mcp_types import ElicitResult
 
-        if params.mode == "url":  # values that a person enters on a page must not pass a gate or a record
+        if params.mode == "url":  # values of a person must not pass a gate or a record
             _log.warning("MCP server '%s' wants a person to open a page, which is declined", self._shown)
             return ElicitResult(action="decline")
         self._forms += 1
@@ -206,8 +205,6 @@ def _read_messages(params: CreateMessageRequestParams) -> list[ChatMessage]:
     return messages
 
 
-# --- forms ---
-
 FormValue = str | int | float | bool | list[str] | None
 _TRUE, _FALSE = frozenset({"true", "yes", "y"}), frozenset({"false", "no", "n"})
 
@@ -233,7 +230,7 @@ def form_prompt(schema: Mapping[str, object]) -> str:
 
 
 def approved_values(schema: Mapping[str, object]) -> dict[str, FormValue] | None:
-    """Return the defaults, and true for required booleans; None if a required value is missing."""
+    """Return defaults, and true for required booleans; None if a value is missing."""
     values: dict[str, FormValue] = {}
     needed = _required(schema)
     for name, field in _fields(schema).items():
@@ -286,7 +283,7 @@ def _check(name: str, value: object, field: Mapping[str, object]) -> FormValue:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
         is_number = is_number and math.isfinite(cast("float", value))
-    except OverflowError:  # an integer that exceeds a float
+    except OverflowError:  # exceeds a float
         is_number = False
     fits = {
         "string": isinstance(value, str),

@@ -1,8 +1,7 @@
-"""Sessions with MCP servers: one per server and process, shared by all event loops of the process.
+"""Sessions with MCP servers: one per server and process, shared by all event loops.
 
-One task owns a session: it opens, uses and closes it, so that the SDK's cancel scopes stay in one task. Work arrives through
-a queue. When a server is lost, its session accepts no more work, and the next request opens a new session; open requests of
-the old session may still end there. An idle session is closed, and all sessions are closed at the end of the process.
+One task owns a session, for the SDK's cancel scopes; work arrives through a queue. A session that lost its server accepts no
+more work, and the next request opens a new one. An idle session is closed.
 """
 
 from __future__ import annotations
@@ -54,17 +53,13 @@ Page = TypeVar("Page", bound="PaginatedResult")
 
 _log = bounded_logger(__name__)
 
-# --- sessions ---
-
-#: After this time without work, a session is closed, s.
-_IDLE_S = 60.0
+_IDLE_S = 60.0  # without work
 _UNREADABLE = -32700
-#: Time limit of closing at the end of the process, s: longer than the SDK needs to kill a server.
-_EXIT_S = 6.0
+_EXIT_S = 6.0  # longer than the SDK needs to kill a server
 
 
 class ServerLostError(Exception):
-    """The server is lost. `may_be_done`: it may have done the work."""
+    """`may_be_done`: it may have done the work."""
 
     def __init__(self, text: str, *, may_be_done: bool = True) -> None:
         super().__init__(text)
@@ -83,7 +78,7 @@ class _Request(Generic[T]):
             self.outcome.set_exception(error)
 
 
-#: Sessions that accept work. Only the library's loop uses them, and sessions that end.
+#: They accept work. Only the library's loop uses them.
 _sessions: dict[ServerAddress, _Session] = {}
 _owners: set[asyncio.Task[None]] = set()
 
@@ -92,29 +87,27 @@ async def ask_server(
     address: ServerAddress, work: Callable[[Client], Awaitable[T]], *, may_repeat: bool, limit_s: float | None = None
 ) -> T:
     """Run work with a server's session, from any event loop; repeat it once on a lost server if that is safe."""
-    return await bridge(_ask(address, work, limit_s, may_repeat=may_repeat))
 
+    async def ask() -> T:
+        is_repeated = False
+        while True:
+            session = _sessions.get(address)
+            if session is None:
+                session = _sessions[address] = _Session(address)
+                owner = asyncio.create_task(session.run(), name=f"mcp {address.shown}")
+                _owners.add(owner)
+                owner.add_done_callback(_owners.discard)
+            outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            session.inbox.put_nowait(cast("_Request[object]", _Request(work, outcome, limit_s)))
+            try:
+                return await outcome
+            except ServerLostError as lost:
+                if is_repeated or (lost.may_be_done and not may_repeat):
+                    raise
+                _log.warning("%s; the request is repeated", lost)
+            is_repeated = True
 
-async def _ask(
-    address: ServerAddress, work: Callable[[Client], Awaitable[T]], limit_s: float | None, *, may_repeat: bool
-) -> T:
-    is_repeated = False
-    while True:
-        session = _sessions.get(address)
-        if session is None:
-            session = _sessions[address] = _Session(address)
-            owner = asyncio.create_task(session.run(), name=f"mcp {address.shown}")
-            _owners.add(owner)
-            owner.add_done_callback(_owners.discard)
-        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        session.inbox.put_nowait(cast("_Request[object]", _Request(work, outcome, limit_s)))
-        try:
-            return await outcome
-        except ServerLostError as lost:
-            if is_repeated or (lost.may_be_done and not may_repeat):
-                raise
-            _log.warning("%s; the request is repeated", lost)
-        is_repeated = True
+    return await bridge(ask())
 
 
 @after_fork
@@ -126,7 +119,7 @@ def _abandon_sessions() -> None:
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Close the sessions: a server program may not notice the end of its input."""
+    """A server program may not notice the end of its input."""
 
     async def close_all() -> None:
         owners = tuple(_owners)
@@ -142,19 +135,22 @@ def _close_at_exit() -> None:
 class _Session:
     def __init__(self, address: ServerAddress) -> None:
         self._address = address
-        #: None: accept no more work
         self.inbox: asyncio.Queue[_Request[object] | None] = asyncio.Queue()
         self._running: dict[asyncio.Task[None], _Request[object]] = {}
-        #: the server's violation of the protocol that ended the session
-        self._fault = ""
+        self._fault = ""  # violation of the protocol
 
     async def run(self) -> None:
         is_open = False
         error: BaseException | None = None
         stderr = ErrorLines()
+
+        def end(why: str) -> None:  # answers can no longer be matched to requests (S-INT-88)
+            self._fault = why
+            self._fail(why, dict(self._running))
+
         try:
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(open_session(self._address, stderr, self._break))
+                client = await stack.enter_async_context(open_session(self._address, stderr, end))
                 is_open = True
                 await self._serve(client)
         except (Exception, asyncio.CancelledError) as ended:  # noqa: BLE001  all open requests raise it
@@ -179,13 +175,13 @@ class _Session:
             except TimeoutError:
                 if self._running:
                     continue
-                self._release()  # before closing, which takes time: new work needs a new session
+                self._release()  # closing takes time, and new work needs a new session
                 return
             if request is None:
-                if self._running:  # an endpoint that lost one request may still answer others
+                if self._running:  # other requests may still be answered
                     await asyncio.wait(tuple(self._running))
                 return
-            if request.outcome.done():  # cancelled before it started
+            if request.outcome.done():
                 continue
             task = asyncio.create_task(self._perform(client, request))
             self._running[task] = request
@@ -197,10 +193,10 @@ class _Session:
     async def _perform(self, client: Client, request: _Request[object]) -> None:
         from mcp import MCPError
 
-        current_delivery.set(request.delivery)  # for this task only
+        current_delivery.set(request.delivery)
         timer = None
         if request.limit_s is not None and (task := asyncio.current_task()) is not None:
-            # No timeout in this task: the SDK may delay a cancellation to notify the server.
+            # Not a timeout: the SDK may delay a cancellation to notify the server.
             late = f"did not answer within {request.limit_s:g} s"
             timer = asyncio.get_running_loop().call_later(request.limit_s, self._fail, late, {task: request})
         try:
@@ -211,7 +207,7 @@ class _Session:
             if not is_lost(error):
                 request.fail(error)
                 return
-            self._release()  # first: repeated work must find a new session
+            self._release()  # repeated work must find a new session
             request.fail(self._make_lost(error, may_be_done=request.delivery.sent > 0))
             self.inbox.put_nowait(None)
         except Exception as error:  # noqa: BLE001  the SDK's error for an answer belongs to the caller
@@ -222,11 +218,6 @@ class _Session:
         finally:
             if timer is not None:
                 timer.cancel()
-
-    def _break(self, why: str) -> None:
-        """End the session: answers can no longer be matched to requests (S-INT-88)."""
-        self._fault = why
-        self._fail(why, dict(self._running))
 
     def _fail(self, why: str, requests: Mapping[asyncio.Task[None], _Request[object]]) -> None:
         self._release()
@@ -256,7 +247,7 @@ class _Session:
         return ToolConfigurationError(f"{text}. It wrote:\n{stderr}" if stderr else text)
 
 
-#: Error statuses of a server that supports only the older SSE transport; the excluded ones are about keys and limits.
+#: statuses of a server with only the older SSE transport; the excluded ones are about keys and limits
 _REFUSALS = frozenset(range(400, 500)) - {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}
 _INSTALL = "MCP needs the package mcp, which is not installed: pip install 'ensemble-ray[mcp]'"
 
@@ -294,7 +285,7 @@ async def open_session(
             yield await enter(client(open_program(address, stderr.open()), "auto"))
             return
         opening = McpDelivery()
-        current_delivery.set(opening)  # for this session's task; each call sets its own
+        current_delivery.set(opening)  # each call sets its own
         http = await stack.enter_async_context(HttpClient(address))
         try:
             transport = streamable_http_client(address.url, http_client=http, max_sse_event_size=MESSAGE_BYTES)
@@ -303,7 +294,6 @@ async def open_session(
             if (status := opening.status or 0) not in _REFUSALS:
                 raise
             refusal = f"it refuses streamable HTTP (HTTP status {status}: {reason_of(error)})"
-            # The SDK's settings of the client are ignored.
             sse = sse_client(
                 address.url,
                 httpx_client_factory=lambda headers=None, timeout=None, auth=None: SseHttpClient(address),  # noqa: ARG005
@@ -329,14 +319,12 @@ def reason_of(error: BaseException | None) -> str:
 
 
 _SHOWN_LINES = 10
-#: Characters of one line; the rest is dropped.
 _LINE_CHARS = 2**14
-#: Time to wait for the last lines of an ended program, s. Another program may keep the pipe open.
-_LAST_LINES_S = 0.5
+_LAST_LINES_S = 0.5  # another program may keep the pipe open
 
 
 class ErrorLines:
-    """The last lines of a program's standard error. A thread reads them and logs them on DEBUG."""
+    """The last lines of a program's standard error, which a thread logs on DEBUG."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_SHOWN_LINES)
@@ -369,23 +357,19 @@ class ErrorLines:
                     self._lines.append(line.rstrip("\n")[:500])
                     _log.debug("%s", line.rstrip("\n"))
                 is_rest = not line.endswith("\n")
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended.set)
 
 
-# --- listings ---
-
 _MOST_PAGES, _MOST_ENTRIES = 100, 1_000
 _LISTINGS = ("tools", "prompts", "resources", "resourceTemplates")
-#: Metadata key of a listing: number and bytes of its entries, as the server sent them.
-_SIZE = "ensemble-ray/size"
+_SIZE = "ensemble-ray/size"  # number and bytes of a listing's entries, in its metadata
 _MOST_SHOWN, _SHOWN = 5, 150
-#: The protocol version with the strictest definition of a tool.
-_VERSION = "2025-11-25"
+_VERSION = "2025-11-25"  # with the strictest definition of a tool
 
 
 def tool_names(names: Sequence[str], prefix: str) -> dict[str, str]:
-    """Map a server's tool names to unique names for a model, in any order of them (S-LLM-62)."""
+    """Map a server's tool names to unique names for a model (S-LLM-62)."""
     made = {name: prefix + make_tool_name(name) for name in names}
     made = {name: f"_{fitting}" if fitting[:1].isdigit() else fitting for name, fitting in made.items()}
     counts = Counter(made.values())
@@ -416,7 +400,7 @@ async def collect_pages(fetch: Callable[[str | None], Awaitable[Page]], entries:
 
 
 def repair_listing(tools: Sequence[object], server: str) -> list[dict[str, Any]]:
-    """Return the readable tools of a listing, without invalid members."""
+    """Return the readable tools, without invalid members."""
     kept: dict[str, dict[str, Any]] = {}
     flaws: list[str] = []
     for tool in tools:
@@ -465,7 +449,7 @@ async def _repair_transport(
 
 
 class _RepairedMessages(ReadMessages):
-    """Messages of a server with repaired listings; an unreadable message ends the stream and calls `on_fault`."""
+    """Messages with repaired listings; an unreadable message ends the stream and calls `on_fault`."""
 
     def __init__(
         self, inner: ReadStream[SessionMessage | Exception], server: str, on_fault: Callable[[str], None]
@@ -495,15 +479,13 @@ class _RepairedMessages(ReadMessages):
             raise EndOfStream
         result: object = getattr(message, "result", None)
         if isinstance(result, dict) and not result.keys().isdisjoint(_LISTINGS):
-            # In a thread: megabytes of schemas take seconds, and the loop runs time limits.
+            # megabytes of schemas take seconds, and the loop runs time limits
             await asyncio.to_thread(_bound_listing, cast("dict[str, object]", result), self._server)
         return item
 
 
 def _bound_listing(result: dict[str, object], server: str) -> None:
-    listings = {
-        name: cast("list[object]", entries) for name in _LISTINGS if isinstance(entries := result.get(name), list)
-    }
+    listings = {name: cast("list[object]", result[name]) for name in _LISTINGS if isinstance(result.get(name), list)}
     size = (sum(map(len, listings.values())), len(to_json(result)))
     meta = result.get("_meta")
     result["_meta"] = {**(cast("dict[str, object]", meta) if isinstance(meta, dict) else {}), _SIZE: size}
@@ -513,17 +495,12 @@ def _bound_listing(result: dict[str, object], server: str) -> None:
         result["tools"] = repair_listing(listings["tools"], server)
 
 
-# --- HTTP clients ---
-
 _SESSION_ID = "mcp-session-id"
 _FAILURE_BYTES = 64 * 2**10
 
 
 class HttpClient(httpx2.AsyncClient):
-    """Records in `current_delivery` whether a request may have arrived, and the status of its answer.
-
-    Answers have no time limit here; each call has its own.
-    """
+    """Records the delivery of a request in `current_delivery`."""
 
     def __init__(self, address: ServerAddress) -> None:
         headers = httpx2.Headers({"Accept-Encoding": ACCEPTED_CODINGS})
@@ -534,7 +511,7 @@ class HttpClient(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         delivery = current_delivery.get() or McpDelivery()
         delivery.sent += 1
-        if request.method == "DELETE":  # the session has ended: do not wait for a server that hangs
+        if request.method == "DELETE":  # do not wait for a server that hangs
             request.extensions["timeout"] = httpx2.Timeout(self.timeout.connect).as_dict()
         try:
             response = await super().send(request, **options)
@@ -542,7 +519,7 @@ class HttpClient(httpx2.AsyncClient):
             delivery.sent -= 1
             raise
         delivery.status = response.status_code
-        # The protocol's answer for an ended session; the SDK's own server uses another text for it.
+        # the protocol's answer for an ended session
         delivery.is_forgotten = response.status_code == HTTPStatus.NOT_FOUND and _SESSION_ID in request.headers
         if delivery.is_forgotten:
             delivery.sent -= 1
@@ -550,7 +527,7 @@ class HttpClient(httpx2.AsyncClient):
 
 
 class SseHttpClient(HttpClient):
-    """Closes the stream of answers when the server refuses a message, and raises no errors until then."""
+    """Closes the stream of answers when the server refuses a message."""
 
     def __init__(self, address: ServerAddress) -> None:
         super().__init__(address)
@@ -572,14 +549,14 @@ class SseHttpClient(HttpClient):
                 response.stream = self._answers = _Answers(response.stream)
         elif response.status_code >= HTTPStatus.BAD_REQUEST and self._answers is not None:
             if response.is_client_error and (delivery := current_delivery.get()) is not None:
-                delivery.sent -= 1  # the server did not process a refused message
+                delivery.sent -= 1  # the server did not process it
             await self._answers.aclose()
             return httpx2.Response(HTTPStatus.ACCEPTED, request=request)
         return response
 
 
 class _Answers(httpx2.AsyncByteStream):
-    """The stream of a server's answers. A broken connection ends it without an error."""
+    """A broken connection ends the stream without an error."""
 
     def __init__(self, inner: httpx2.AsyncByteStream | httpx2.SyncByteStream) -> None:
         self._inner = cast("httpx2.AsyncByteStream", inner)
@@ -604,7 +581,7 @@ class _Unreadable(_Answers):
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Limit the size of an answer. A stream has no limit here: the SDK limits each of its events."""
+    """Limit the size of an answer. The SDK limits each event of a stream."""
     is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
     try:
         bound_response(
@@ -616,4 +593,4 @@ async def _bound(response: httpx2.Response) -> None:
     except httpx2.StreamError as error:
         if response.request.method == "GET":  # the client closes it
             raise
-        response.stream = _Unreadable(response.stream, error)  # raised here, it would end the whole session
+        response.stream = _Unreadable(response.stream, error)  # raising it would end the whole session

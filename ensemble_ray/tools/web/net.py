@@ -1,8 +1,7 @@
 """HTTP requests of the web tools, with limits and without access to private addresses.
 
-A host name is resolved once per request. All of its addresses are checked, and the connection uses a checked address, so
-that a second DNS answer (rebinding) has no effect. Each redirect is checked, too. The body is unpacked while it is read, so
-that all limits apply during the transfer: size of the head, packed and unpacked bytes, number of pieces, time.
+The connection uses a checked address, also after a redirect, so that a second DNS answer has no effect. All limits apply while
+the body is read and unpacked.
 """
 
 from __future__ import annotations
@@ -31,31 +30,27 @@ from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, BodyUnpacker, Unpackin
 
 CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 10
-#: a name in its ASCII form, or an address
-_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")
-#: characters of a URL's path and query that are not escaped: escapes and reserved characters
-_URL_SAFE = "%!#$&'()*+,/:;=?@[]~"
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")  # ASCII form, or an address
+_URL_SAFE = "%!#$&'()*+,/:;=?@[]~"  # not escaped in path and query
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,64})", re.IGNORECASE)
 _MAX_HEAD_BYTES, _MAX_HEAD_FIELDS = 65_536, 500
-#: Pieces of a body: each one costs far more than its bytes, and a server may send every byte alone.
+#: each piece costs far more than its bytes
 _MAX_PIECES = 100_000
 _LONGEST_REASON = 300
 
 
 class RequestFailedError(Exception):
-    """The request was refused or failed. The text is for a model and contains no key."""
+    """The text is for a model and contains no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
     status: int
-    #: names in lower case
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)  # names in lower case
     body: bytes = field(repr=False)
-    #: `body` is only the beginning
     is_truncated: bool
 
     @property
@@ -91,10 +86,21 @@ async def exchange(
                 **{name.lower(): value for name, value in headers.items()},
             }
             if name.replace(".", "").isdigit() or ":" in name:
-                # an address, maybe in an unusual form: aiohttp does not resolve such names
+                # aiohttp does not resolve an address in an unusual form
                 target = target.with_host(addresses[0]["host"])
             async with (
-                _session(addresses) as session,
+                aiohttp.ClientSession(  # one per request: tools are pickled
+                    connector=aiohttp.TCPConnector(
+                        resolver=_CheckedAddresses(addresses), use_dns_cache=False, ssl=_tls()
+                    ),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                    auto_decompress=False,
+                    skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
+                    max_line_size=_MAX_HEAD_BYTES,
+                    max_field_size=_MAX_HEAD_BYTES,
+                    max_headers=_MAX_HEAD_FIELDS,
+                ) as session,  # without the environment's proxies, which would resolve names unchecked
                 session.request(
                     method, target, headers=sent, data=body or None, server_hostname=name, allow_redirects=False
                 ) as response,
@@ -145,7 +151,7 @@ async def fetch(
 
 
 def _checked_url(url: str) -> URL:
-    """Return a URL in the form in which it is sent: ASCII host, escaped path and query, no user, no fragment."""
+    """Return a URL as it is sent: ASCII host, escaped path and query, no user, no fragment."""
     parts = urlsplit(url.strip())
     if _CONTROL.search(url.strip()):
         raise RequestFailedError("the URL holds a control character")
@@ -199,27 +205,13 @@ class _CheckedAddresses(AbstractResolver):
         pass
 
 
-def _session(addresses: Sequence[ResolveResult]) -> aiohttp.ClientSession:
-    # One session per request: tools are pickled. Without the environment's proxies, which would resolve names unchecked.
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(resolver=_CheckedAddresses(addresses), use_dns_cache=False, ssl=_tls()),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        auto_decompress=False,
-        skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
-        max_line_size=_MAX_HEAD_BYTES,
-        max_field_size=_MAX_HEAD_BYTES,
-        max_headers=_MAX_HEAD_FIELDS,
-    )
-
-
 @functools.cache
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
 async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
-    """Return the unpacked body, at most one piece above the limit. Other tasks run after each small piece."""
+    """Return the unpacked body, at most one piece above the limit."""
     unpacker = BodyUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
     read = bytearray()
     count = 0
@@ -238,7 +230,7 @@ async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error, without the URL and headers, which may contain keys."""
+    """Return the text without URL and headers, which may contain keys."""
     if isinstance(error, aiohttp.ClientResponseError):
         return "the answer is not valid HTTP, or its head is too long"
     if isinstance(error, aiohttp.InvalidURL):
@@ -249,52 +241,34 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
-#: Refused address ranges, unless private hosts are allowed, with the word for the error. They are listed because the
-#: standard library's meaning of private and global changes between Python versions.
-_REFUSED_RANGES: Sequence[tuple[str, str]] = (
-    ("0.0.0.0/8", "unspecified"),
-    ("10.0.0.0/8", "private"),
-    ("100.64.0.0/10", "carrier-grade NAT"),
-    ("127.0.0.0/8", "loopback"),
-    ("168.63.129.16/32", "metadata"),  # a cloud's host agent, on an otherwise public address
-    ("169.254.0.0/16", "link-local or metadata"),
-    ("172.16.0.0/12", "private"),
-    ("192.0.0.0/24", "reserved"),
-    ("192.0.2.0/24", "reserved"),
-    ("192.88.99.0/24", "reserved"),
-    ("192.168.0.0/16", "private"),
-    ("198.18.0.0/15", "reserved"),
-    ("198.51.100.0/24", "reserved"),
-    ("203.0.113.0/24", "reserved"),
-    ("224.0.0.0/4", "multicast"),
-    ("240.0.0.0/4", "reserved"),
-    ("::/128", "unspecified"),
-    ("::1/128", "loopback"),
-    ("::/96", "IPv4-compatible"),
-    ("::ffff:0:0/96", "IPv4-mapped"),
-    ("::ffff:0:0:0/96", "IPv4-translated"),
-    ("64:ff9b::/96", "IPv4-embedding"),
-    ("64:ff9b:1::/48", "IPv4-embedding"),
-    ("100::/64", "reserved"),
-    ("2001::/23", "reserved"),  # Teredo among them
-    ("2001:db8::/32", "reserved"),
-    ("2002::/16", "IPv4-embedding"),
-    ("3fff::/20", "reserved"),
-    ("5f00::/16", "reserved"),
-    ("fc00::/7", "private"),
-    ("fe80::/10", "link-local"),
-    ("fec0::/10", "private"),
-    ("ff00::/8", "multicast"),
-)
+#: refused unless private hosts are allowed; the standard library's meaning of private changes between Python versions
+_REFUSED_RANGES = {
+    "unspecified": ["0.0.0.0/8", "::/128"],
+    "loopback": ["127.0.0.0/8", "::1/128"],
+    "private": ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"],
+    "carrier-grade NAT": ["100.64.0.0/10"],
+    "metadata": ["168.63.129.16/32"],  # a cloud's host agent, on an otherwise public address
+    "link-local or metadata": ["169.254.0.0/16"],
+    "reserved": [
+        *["192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"],
+        *["240.0.0.0/4", "100::/64", "2001::/23", "2001:db8::/32", "3fff::/20", "5f00::/16"],
+    ],
+    "multicast": ["224.0.0.0/4", "ff00::/8"],
+    "IPv4-compatible": ["::/96"],
+    "IPv4-mapped": ["::ffff:0:0/96"],
+    "IPv4-translated": ["::ffff:0:0:0/96"],
+    "IPv4-embedding": ["64:ff9b::/96", "64:ff9b:1::/48", "2002::/16"],
+    "link-local": ["fe80::/10"],
+}
 
 
 @functools.cache
 def _refused_networks() -> tuple[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, str], ...]:
-    return tuple((ipaddress.ip_network(text), word) for text, word in _REFUSED_RANGES)
+    return tuple((ipaddress.ip_network(text), word) for word, texts in _REFUSED_RANGES.items() for text in texts)
 
 
 def refusal_of(address: str) -> str | None:
-    """Return the reason to refuse an IP address; None for a public one (S-BIT-44)."""
+    """Return the reason to refuse an IP address, or None (S-BIT-44)."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -305,7 +279,7 @@ def refusal_of(address: str) -> str | None:
     return None
 
 
-#: Python's names of the codecs in use; each one takes linear time.
+#: Python's names; each codec takes linear time
 CHARSETS = frozenset(
     {
         *("utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "ascii"),
@@ -317,7 +291,7 @@ CHARSETS = frozenset(
         *("cp949", "euc_kr", "johab"),
     }
 )
-#: Names of charsets on the web that Python does not know.
+#: unknown to Python
 _WEB_NAMES = {
     "x_sjis": "shift_jis",
     "x_gbk": "gbk",
@@ -328,16 +302,15 @@ _WEB_NAMES = {
     "windows_874": "cp874",
     "unicode_1_1_utf_8": "utf_8",
 }
-#: Codecs whose incremental decoders require a byte order mark, with their marks.
+#: their incremental decoders require one of these byte order marks
 _MARKED = {"utf_16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf_32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 _LONGEST_CHARSET = 40
 _FALLBACK = "utf_8"
-#: Bytes are decoded in pieces, because a decoder blocks every other thread.
-_STEP_BYTES = 65_536
+_STEP_BYTES = 65_536  # a decoder blocks every other thread
 
 
 def codec_of(name: str) -> str:
-    """Return the codec of a charset's name, one of `CHARSETS`; UTF-8 for other names.
+    """Return the codec of a charset's name, or UTF-8.
 
     Examples:
         >>> codec_of("ISO-8859-1"), codec_of("punycode")
@@ -351,7 +324,7 @@ def codec_of(name: str) -> str:
 
 
 def decode(data: bytes, charset: str, *, is_truncated: bool = False) -> str:
-    """Decode bytes; invalid bytes become U+FFFD. If `is_truncated`, a character that the end cuts in two is dropped."""
+    """Decode bytes; invalid ones become U+FFFD. If `is_truncated`, a character that the end cuts in two is dropped."""
     codec = codec_of(charset)
     if codec in _MARKED and not data.startswith(_MARKED[codec]):
         codec = f"{codec}_le"  # as browsers do

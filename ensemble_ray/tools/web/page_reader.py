@@ -13,26 +13,24 @@ from weakref import WeakKeyDictionary
 from ensemble_ray.errors import message_of
 
 _PROGRAM = Path(__file__).with_name("page_text.py")
-#: A page of 5 MB takes about 1 s of processor time and 300 MB of memory.
+#: A page of 5 MB takes about 1 s and 300 MB.
 _CPU_S = 10
 _MEMORY_BYTES = 1 << 30
-#: Wall-clock limit of the process, for a machine under full load.
-_TIME_S = 60.0
-#: Concurrent processes per event loop; each may use all of its memory.
-_AT_ONCE = min(4, os.cpu_count() or 1)
-#: Environment of the process, together with the module path. It contains no API keys: a page may attack the parser.
+_TIME_S = 60.0  # for a machine under full load
+_AT_ONCE = min(4, os.cpu_count() or 1)  # processes per event loop
+#: No API keys: a page may attack the parser.
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PATH", "SYSTEMROOT")
-#: Exit code after the limit of processor time; systems without that limit never return it.
+#: after the limit of processor time, if the system has one
 _OVER_TIME = -int(getattr(signal, "SIGXCPU", 0))
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class PageError(Exception):
-    """The page could not be parsed. The model reads the text."""
+    """The model reads the text."""
 
 
 async def read_page(html: str | bytes, *, most_characters: int) -> str:
-    """Return the words of a page's body (`page_text`), cut at that many characters."""
+    """Return the words of a page's body, cut."""
     data = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):

@@ -1,9 +1,7 @@
 """Extract the text of an HTML page. This file is also a program that `page_reader.py` starts.
 
-Usage: `python page_text.py CHARACTERS CPU_S MEMORY_BYTES`. It reads a page in UTF-8 from standard input and writes at most
-that many characters of its text. A malicious page can take hours to parse (the parser compares each new element with
-all open ones, and there may be a million), and the parser is C code that its own process cannot stop. Another process can
-be killed, and the system enforces its limits. It imports no module of this package, to start in a tenth of a second.
+Usage: `python page_text.py CHARACTERS CPU_S MEMORY_BYTES`, with a page in UTF-8 as standard input. A malicious page can take
+hours in the parser's C code; only another process can be killed. It imports nothing of this package, to start fast.
 """
 
 from __future__ import annotations
@@ -15,10 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
-#: elements without text of the page (S-BIT-41)
 _REMOVED = frozenset({"script", "style", "nav", "footer", "header"})
-#: elements within a line; every other element separates words
-_INLINE = frozenset(
+_INLINE = frozenset(  # within a line; others separate words
     {
         *("a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i"),
         *("ins", "kbd", "label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup"),
@@ -35,7 +31,7 @@ def page_text(html: str) -> str:
     if body is None:
         return ""
     pieces: list[str] = []
-    # an explicit stack: pages may nest deeper than Python's stack
+    # pages may nest deeper than Python's stack
     pending: list[LexborNode | str] = [body]
     while pending:
         node = pending.pop()
@@ -57,7 +53,7 @@ def _limit_resources(cpu_s: int, memory_bytes: int) -> None:
 
         for kind, soft, hard in (
             (resource.RLIMIT_CORE, 0, 0),
-            # the hard limit is later, so that the signal of the soft limit shows the reason
+            # the signal of the soft limit shows the reason
             (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),
             (resource.RLIMIT_AS, memory_bytes, memory_bytes),
         ):
