@@ -6,10 +6,11 @@ Each reader of foreign text is fed repeated characters under a limit of processo
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import pytest
 
 import ensemble_ray.tools.builtin as builtin_tools
 from ensemble_ray import (
+    Agent,
+    AgentSynthesizer,
     AgentTool,
     CalculatorTool,
     DateTimeTool,
@@ -42,12 +45,13 @@ from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.fields import braced_texts, escape_template, fill_inputs
 from ensemble_ray.execute.delegation.decisions import read_call
 from ensemble_ray.items.text_files import CsvFile, csv_rows, json_lines
-from ensemble_ray.plan.synthesis import _json_object, _role_of
+from ensemble_ray.plan.synthesis import SynthesisContext
 from ensemble_ray.record.journal import text_of
 from ensemble_ray.record.runs import age_from
 from ensemble_ray.teamfile.document import Problems, nearest, read_document
 from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.teamfile.references import is_reference
+from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.text.answers import ReasoningSplitter, split_reasoning
 from ensemble_ray.tools.builtin.files import FileReadInput
 from ensemble_ray.tools.builtin.process import _interpret
@@ -77,6 +81,25 @@ class Reader:
     #: what it raises for a text that it does not take
     refuses: tuple[type[Exception], ...] = ()
     size: int = SIZE
+
+
+_TASK = Task(description="Look", expected_output="A text")
+
+
+def _synthesized(text: str) -> Agent:
+    """Return the agent that a model describes by a text."""
+    context = SynthesisContext(model=ScriptedModel(text, text))
+    return asyncio.run(_awaited(AgentSynthesizer.llm_based().synthesize(_TASK, context)))
+
+
+async def _awaited(agent: Agent | Awaitable[Agent]) -> Agent:
+    return agent if isinstance(agent, Agent) else await agent
+
+
+def _role_of(text: str) -> object:
+    """Return the agent that the template makes of a task's description."""
+    task = Task(description=f"Look {text}", expected_output="A text")
+    return AgentSynthesizer.template().synthesize(task, SynthesisContext(model=ScriptedModel()))
 
 
 def _given(tool: AgentTool, *names: str, **fixed: str) -> Callable[[str], object]:
@@ -158,7 +181,7 @@ READERS: Mapping[str, Reader] = {
     "answer: extract": Reader(extract_json, ("", _NESTED)),
     "answer: list": Reader(lambda text: parse_output(text, list[int]), ("", "[")),
     "answer: mapping": Reader(lambda text: parse_output(text, dict[str, int]), ("", "{")),
-    "synthesized agent": Reader(_json_object, ("", "{", '{"a": ' + _NESTED)),
+    "synthesized agent": Reader(_synthesized, ("", "{", '{"a": ' + _NESTED)),
     "role of a task": Reader(_role_of),
     "template": Reader(lambda text: resolve_template(text, {}), ("", "{", "{a"), (PromptTemplateError,)),
     "template: escaped": Reader(escape_template, ("", "{")),
@@ -259,7 +282,7 @@ def test_tool_fails_plainly_when_its_text_is_nested_beyond_the_stack(brackets: s
             ("Invalid JSON", "Invalid expression", "Path not found", "Path expr")
         )
     assert extract_json(deep) is None
-    assert _json_object(deep) == {}
+    assert _synthesized(deep).role == "Agent"
 
 
 @pytest.mark.parametrize(
