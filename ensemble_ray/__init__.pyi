@@ -96,9 +96,9 @@ from ensemble_ray.execute.review.handlers import ReviewHandler as ReviewHandler
 from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.items.results import DeadLetters as DeadLetters
 from ensemble_ray.items.text_files import CsvFile as CsvFile
+from ensemble_ray.llm.limits.limiter import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
 from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
 from ensemble_ray.memory.embedding_models import LocalEmbeddingModel as LocalEmbeddingModel
@@ -118,10 +118,10 @@ from ensemble_ray.memory.tools import MemoryTool as MemoryTool
 from ensemble_ray.plan.plan import AgentEntry as AgentEntry
 from ensemble_ray.plan.plan import Node as Node
 from ensemble_ray.plan.plan import Plan as Plan
+from ensemble_ray.plan.planner import AgentSynthesizer as AgentSynthesizer
+from ensemble_ray.plan.planner import SynthesisContext as SynthesisContext
 from ensemble_ray.plan.planner import TaskDependencyGraph as TaskDependencyGraph
 from ensemble_ray.plan.planner import resolve_template as resolve_template
-from ensemble_ray.plan.synthesis import AgentSynthesizer as AgentSynthesizer
-from ensemble_ray.plan.synthesis import SynthesisContext as SynthesisContext
 from ensemble_ray.ports import ChatModel as ChatModel
 from ensemble_ray.ports import CustomToolMetrics as CustomToolMetrics
 from ensemble_ray.ports import EmbeddingModel as EmbeddingModel
@@ -135,8 +135,8 @@ from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
-from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.output_format import describe_schema as describe_schema
+from ensemble_ray.prompts.task import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.task import build_user_prompt as build_user_prompt
 from ensemble_ray.record.view.exporters import JsonTraceExporter as JsonTraceExporter
@@ -155,8 +155,8 @@ from ensemble_ray.runs.map_reduce.launcher import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
 from ensemble_ray.serve.process_control import ProcessControl as ProcessControl
 from ensemble_ray.studio.dashboard.dashboard import WebDashboard as WebDashboard
-from ensemble_ray.studio.dashboard.listener import WebSocketStreamingListener as WebSocketStreamingListener
-from ensemble_ray.studio.dashboard.reviews import WebReviewHandler as WebReviewHandler
+from ensemble_ray.studio.dashboard.dashboard import WebSocketStreamingListener as WebSocketStreamingListener
+from ensemble_ray.studio.dashboard.hub import WebReviewHandler as WebReviewHandler
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
 from ensemble_ray.tools import AgentTool as AgentTool

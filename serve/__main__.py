@@ -9,8 +9,8 @@ from ensemble_ray.cli.inputs.arguments import check_team_keys_here
 from ensemble_ray.cli.view.failures import describe_error, exit_code_of
 from ensemble_ray.cli.view.terminal import FINE, say
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.execute.review.console import ConsoleReviewHandler
-from ensemble_ray.serve.team import load_teams, team_names
+from ensemble_ray.execute.review.handlers import ConsoleReviewHandler
+from ensemble_ray.serve.catalog import load_teams, team_names
 from ensemble_ray.values.reviews import ReviewWait
 
 
@@ -28,7 +28,7 @@ def main(argument: str) -> int:
                     f"Team '{team_name}': its reviews are asked at the console, and a served run has none, so they end the run early. "
                     "Set review_wait: detach in the team, and decide at POST /reviews"
                 )
-        from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
+        from ensemble_ray.serve.app import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
         say(describe_error(error))
         return exit_code_of(error)

@@ -29,14 +29,13 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive
 from typing_extensions import override
 
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.process.config import package_version
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.answers import json_text
 from ensemble_ray.serve.blocking_run import BlockingRun, DoneTask, token_of
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.middleware import traceparent_of
+from ensemble_ray.serve.middleware import json_text, traceparent_of
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import EnsembleInfo, NewRun, Refusal, RunDetail, RunStatus
 from ensemble_ray.serve.visible_runs import visible_run

@@ -17,14 +17,21 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ensemble_ray.access.admission import is_allowed_origin
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right, is_allowed_origin
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve import openai_api, routes
-from ensemble_ray.serve.answers import add_failure_handlers, refusal_answer
 from ensemble_ray.serve.callers import Callers
-from ensemble_ray.serve.middleware import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck, body_too_long, caller_of
+from ensemble_ray.serve.middleware import (
+    OPEN_PATHS,
+    HostCheck,
+    KeyCheck,
+    OriginCheck,
+    add_failure_handlers,
+    body_too_long,
+    caller_of,
+    refusal_answer,
+)
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import Refusal
 from ensemble_ray.studio.http_server import DEFAULT_MAX_BODY_BYTES, BodyLimit, ResponseHeaders

@@ -4,27 +4,46 @@ The deploying process loads the teams, so that a wrong name fails there. Replica
 import path, but on all interfaces with a configuration file without `http_options.host`.
 """
 
-import os
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated
+from __future__ import annotations
 
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
+
+import pydantic
+import ray
 from fastapi import FastAPI
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
 from ensemble_ray import ValidationError
-from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.admission import KeyPolicy, is_loopback
+from ensemble_ray.access.key_store import KeyStore, open_keys
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
 from ensemble_ray.actors.driver.runtime import check_namespace
+from ensemble_ray.definition.validation import check_keys_of
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.config import Settings
+from ensemble_ray.process.context import notify
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, named_models, parse_datasets
-from ensemble_ray.serve.driving.driver import RemoteRuns
+from ensemble_ray.serve.catalog import (
+    load_catalog,
+    load_datasets,
+    load_models,
+    load_teams,
+    named_models,
+    parse_datasets,
+    team_names,
+)
+from ensemble_ray.serve.driving.driver import RemoteRuns, driver_name
 from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
 from ensemble_ray.serve.middleware import body_limit
-from ensemble_ray.serve.team import load_teams, team_names
 
 #: Requests wait for runs, so this is far above Serve's default of 5.
 _MAX_ONGOING = 1000
@@ -155,3 +174,82 @@ def app(options: EndpointOptions) -> Application:
         ray_actor_options={"num_cpus": 0},
     )
     return as_deployment(replica).bind()
+
+
+_PROXY_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+_PROXY_LIMIT = "ensemble_ray.serve.middleware:for_proxy"
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointPlace:
+    host: str
+    #: 0: any free port
+    port: int
+
+    def check(self) -> EndpointPlace:
+        if not 0 <= self.port <= _HIGHEST_PORT:
+            raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {self.port}")
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            with socket.socket(family) as opened:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                opened.bind((self.host, self.port))
+                return EndpointPlace(host=self.host, port=int(opened.getsockname()[1]))
+        except OSError as error:
+            raise ValidationError(
+                f"Cannot listen on {self.host}:{self.port}: {error.strerror or error}. Choose another --port"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
+    """Raise a `ValidationError` if the requests of an endpoint need a key and there is none."""
+    if policy is KeyPolicy.NONE or (is_loopback(place.host) and policy is KeyPolicy.AUTO) or keys.read():
+        return
+    where = f"on {place.host}" if policy is KeyPolicy.AUTO else "with keys=required"
+    raise ValidationError(
+        f"An endpoint {where} needs keys, and there are none in {keys.location}. What to do: make one with ensemble-ray keys add "
+        "NAME --teams TEAM,..., or serve with --keys none if a proxy in front of it identifies callers"
+    )
+
+
+def serve_until_interrupted(
+    options: Mapping[str, object], place: EndpointPlace, *, name: str, teams: Iterable[str]
+) -> None:
+    """Serve teams until this process is interrupted or terminated.
+
+    Raises:
+        ValidationError: a team, tool or model cannot be loaded, the port is in use, or keys are needed and there are none.
+        EnsembleError: Ray cannot be joined or started.
+    """
+    stopped = threading.Event()
+    try:
+        checked = EndpointOptions.model_validate(dict(options))
+    except pydantic.ValidationError as error:
+        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
+        raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
+    policy, namespace = checked.key_policy(), checked.chosen_namespace()
+    load_catalog(checked.tools)
+    models = load_models(checked.models)
+    cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
+    if cluster == LOCAL:
+        check_keys_of(models.items())
+        check_keys(place, policy, open_keys())
+    place = place.check()
+    os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
+    join_or_start(cluster, {})
+    cast("Any", ray_serve).start(proxy_location="HeadOnly", http_options={"host": place.host, "port": place.port})
+    cast("Any", ray_serve).run(app(checked), name=name, route_prefix="/")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    notify(f"Serving [{', '.join(teams)}] at {place.url} (Ctrl-C stops)")
+    stopped.wait()
+    notify("Stopping. Open runs resume at the next start")
+    cast("Any", ray_serve).shutdown()
+    if (driver := spawn.existing(driver_name(name, namespace))) is not None:
+        ray.kill(driver, no_restart=True)

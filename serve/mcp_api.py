@@ -18,7 +18,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.review.elicitation import make_gate_form, read_client_answer, shows_forms
 from ensemble_ray.process.config import package_version

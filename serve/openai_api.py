@@ -17,17 +17,15 @@ from sse_starlette import ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.answers import answer, json_text, problems_of
 from ensemble_ray.serve.blocking_run import BlockingRun, StreamedText
-from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.failures import describe_refusal
-from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
+from ensemble_ray.serve.callers import Caller, describe_refusal
+from ensemble_ray.serve.catalog import HISTORY_INPUT
+from ensemble_ray.serve.middleware import CallerDependency, answer, json_text, problems_of, traceparent_of
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import EnsembleInfo, Failure, Metrics, NewRun, Refusal, RunDetail, RunStatus, Text, Wire
-from ensemble_ray.serve.team import HISTORY_INPUT
 from ensemble_ray.serve.visible_runs import ServiceDependency, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.http_server import EventAnswer
 from ensemble_ray.text.foreign_text import whole_data, whole_text

@@ -16,14 +16,13 @@ from ensemble_ray.definition.fields import check_models
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runtime import connect
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.catalog import ToolCatalog
+from ensemble_ray.serve.callers import describe_refusal
+from ensemble_ray.serve.catalog import ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
-from ensemble_ray.serve.failures import describe_refusal
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import Refusal
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.studio import check_installed
 from ensemble_ray.teamfile import Runnable
 

@@ -15,12 +15,10 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.answers import FAILURES, answer, failure_answer, json_text
-from ensemble_ray.serve.metrics import render_samples
-from ensemble_ray.serve.middleware import CallerDependency, traceparent_of
-from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+from ensemble_ray.serve.middleware import FAILURES, CallerDependency, answer, failure_answer, json_text, traceparent_of
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, render_samples
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.http_server import EventAnswer

@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
@@ -25,7 +25,7 @@ from ensemble_ray.studio.http_server import StudioRefusal, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
-from ensemble_ray.values.descriptions import ClusterDescription
+from ensemble_ray.values.metrics import ClusterDescription
 
 _LASTING_S = 2.0
 #: Interval of complete lists, s, because the endpoint deletes its oldest runs.

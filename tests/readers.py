@@ -16,8 +16,8 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
+from ensemble_ray.cli.view.run_view import event_of
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.following import EventProjection
@@ -26,7 +26,7 @@ from ensemble_ray.record.history import RecordedExecution, RunHistory
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.record.trace import trace_of, works_of
-from ensemble_ray.record.view.spans import recorded_spans
+from ensemble_ray.record.view.exporters import recorded_spans
 from ensemble_ray.studio.views.run_view import RunView
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import delegating_call, is_inside_unit

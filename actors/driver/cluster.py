@@ -34,8 +34,8 @@ from ensemble_ray.process.config import package_version, read_switch
 from ensemble_ray.process.context import bounded_logger, notify
 from ensemble_ray.process.private_files import private_ray_directory, secure_token_file
 from ensemble_ray.record.stores import resume_advice
-from ensemble_ray.values.descriptions import ActorDescription, ClusterDescription, NodeDescription, load_actor
 from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.metrics import ActorDescription, ClusterDescription, NodeDescription, load_actor
 
 _log = bounded_logger(__name__)
 _MODE = "RAY_AUTH_MODE"

@@ -14,7 +14,7 @@ from typing import IO
 from ensemble_ray.actors.driver.cluster import LOCAL, describe_cluster, join_or_start
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.concurrency import run_blocking
-from ensemble_ray.values.descriptions import dump_cluster
+from ensemble_ray.values.metrics import dump_cluster
 
 
 def answer_questions(address: str, questions: IO[bytes], answers: IO[bytes]) -> None:

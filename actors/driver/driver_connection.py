@@ -12,11 +12,11 @@ from typing import Any, TypeAlias, cast
 import ray.exceptions
 
 from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+from ensemble_ray.actors.link.events import DriverRequest, EventPage
 from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, REFLECTION_SERVICE
 from ensemble_ray.actors.link.packing import packed_evaluation
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line
 from ensemble_ray.actors.link.wire import LogLine
-from ensemble_ray.actors.shared.event_hub import DriverRequest, EventPage
 from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import ErrorChain

@@ -28,7 +28,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.descriptions import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
+from ensemble_ray.values.metrics import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
 
 _log = bounded_logger(__name__)
 #: A short text in a pickle: opcode, length, text.

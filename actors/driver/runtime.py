@@ -47,7 +47,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest, SubmissionReason
-from ensemble_ray.values.descriptions import NodesReport
+from ensemble_ray.values.metrics import NodesReport
 from ensemble_ray.values.reviews import RunDirective
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ _IMPORTS = (
     "ensemble_ray.actors.scheduler.scheduler",
     "ensemble_ray.actors.worker.agent",
     "ensemble_ray.actors.worker.callable_host",
-    "ensemble_ray.actors.shared.event_hub",
+    "ensemble_ray.actors.link.events",
     "ensemble_ray.actors.shared.journal",
     "ensemble_ray.llm.openai",
     "ensemble_ray.llm.protocol.sdk_transport",

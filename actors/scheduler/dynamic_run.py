@@ -13,12 +13,11 @@ from typing import Any
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link import wire
-from ensemble_ray.actors.link.events import begin_events
+from ensemble_ray.actors.link.events import EventHub, begin_events
 from ensemble_ray.actors.link.limiter import close_account
 from ensemble_ray.actors.scheduler.cluster_nodes import check_requirements
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
-from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.process.context import bounded_logger

@@ -35,10 +35,10 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
 from ensemble_ray.runs.outputs import SpooledOutputs, recall_output
-from ensemble_ray.runs.ownership import GRACE_S, DecisionWatch, watch_for_cancel
 from ensemble_ray.runs.planned import ClaimedRun
 from ensemble_ray.runs.planned_tasks import LOGGER as PLANNED_LOGGER
 from ensemble_ray.runs.planned_tasks import PlannedTasks
+from ensemble_ray.runs.ports import GRACE_S, DecisionWatch, watch_for_cancel
 from ensemble_ray.runs.unit_evaluations import UnitPorts
 from ensemble_ray.schedule.instructions import EdgeMatches, IterationEnded, StepEnded, UntilHolds
 from ensemble_ray.values.ids import instance_of, new_object_id, node_key

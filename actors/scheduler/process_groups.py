@@ -25,7 +25,7 @@ from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import GROWS_ABOVE, MOST_DEATHS, ClusterNode, DispatchTable, ResourceRequirements
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.descriptions import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
+from ensemble_ray.values.metrics import MOST_AGENTS, MOST_TASKS, RunDescription, TaskDescription
 
 _log = bounded_logger(__name__)
 #: Up to so many tasks are sent as one call each, others as one message. For a single task two messages cost a third more than a

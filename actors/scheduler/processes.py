@@ -31,8 +31,8 @@ from ensemble_ray.plan.placement import (
     least_used,
 )
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.descriptions import RunDescription, TaskDescription
 from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.metrics import RunDescription, TaskDescription
 
 _log = bounded_logger(__name__)
 KEPT_S: Mapping[Keep, float] = {"briefly": 10.0, "warm": 120.0}

@@ -19,7 +19,7 @@ import ray
 import ray.exceptions
 
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.link.events import begin_events
+from ensemble_ray.actors.link.events import EventHub, begin_events
 from ensemble_ray.actors.link.packing import pack, pack_recorded, unpack
 from ensemble_ray.actors.link.reach import BackgroundTasks, living_nodes, patiently, reach, refuse
 from ensemble_ray.actors.link.wire import LineService, SessionOpening, Submission, WireOutcome, WireResult
@@ -29,24 +29,22 @@ from ensemble_ray.actors.scheduler.planned_run import PlannedRun, RunEndBuffer
 from ensemble_ray.actors.scheduler.processes import AgentProcess, ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
-from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.shared.journal import describe_this_process
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate
-from ensemble_ray.process.collector import freeze_modules
 from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.config import package_version
-from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.context import bounded_logger, freeze_modules
 from ensemble_ray.record.head import head_facts
 from ensemble_ray.record.open_reviews import fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress, resume_advice
 from ensemble_ray.runs.outputs import SpooledOutputs
-from ensemble_ray.runs.ownership import release_run
 from ensemble_ray.runs.planned import claim_planned
-from ensemble_ray.runs.ports import SubmissionReason
+from ensemble_ray.runs.ports import SubmissionReason, release_run
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.values.descriptions import (
+from ensemble_ray.values.ids import node_key
+from ensemble_ray.values.metrics import (
     MOST_PROCESSES,
     MOST_TASKS,
     ActorDescription,
@@ -55,7 +53,6 @@ from ensemble_ray.values.descriptions import (
     dump_actor,
     load_actor,
 )
-from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import RunDirective
 

@@ -24,7 +24,7 @@ from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import NOTHING, ClusterNode, Placement, ResourceRequirements, room_for, show_nodes
 from ensemble_ray.plan.plan import MANAGER_KEY
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.runs.ownership import GRACE_S
+from ensemble_ray.runs.ports import GRACE_S
 
 Answer = TypeVar("Answer")
 _NONE = wire.CallablesUpdate(bundles={}, tasks={})

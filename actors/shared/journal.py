@@ -19,7 +19,7 @@ from ensemble_ray.llm.limits.limiter import LimiterService, Message, Reply
 from ensemble_ray.ports import Journal, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.values.descriptions import ActorDescription, ActorKind, ProcessDescription, dump_actor
+from ensemble_ray.values.metrics import ActorDescription, ActorKind, ProcessDescription, dump_actor
 
 AppendCall = tuple[Sequence[Fact], int, int]
 

@@ -39,11 +39,11 @@ from ensemble_ray.execute.scope import Callables
 from ensemble_ray.llm.limits.endpoints import EndpointUpdate, process_endpoints
 from ensemble_ray.llm.limits.limiter import LeasingLimiter
 from ensemble_ray.ports import Limiter, Services
-from ensemble_ray.process.collector import freeze_modules
 from ensemble_ray.process.concurrency import threads
+from ensemble_ray.process.context import freeze_modules
 from ensemble_ray.tools import cpu
 from ensemble_ray.tools.user_code import NoOpToolMetrics
-from ensemble_ray.values.descriptions import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
+from ensemble_ray.values.metrics import MOST_TASKS, ActorDescription, TaskDescription, dump_actor
 from ensemble_ray.values.value import RateLimit
 
 

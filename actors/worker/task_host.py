@@ -25,7 +25,7 @@ from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetr
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.runs.ownership import GRACE_S
+from ensemble_ray.runs.ports import GRACE_S
 
 _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}

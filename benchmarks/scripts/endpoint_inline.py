@@ -12,10 +12,10 @@ import uvicorn
 from ensemble_ray import InlineRuntime
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.catalog import served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.teamfile import load_runnable
 
 team = Path(sys.argv[1])

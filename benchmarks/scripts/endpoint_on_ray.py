@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from urllib.request import urlopen
 
-from ensemble_ray.serve.starting import EndpointPlace, serve_until_interrupted
+from ensemble_ray.serve.app import EndpointPlace, serve_until_interrupted
 
 place = EndpointPlace(host="127.0.0.1", port=0).check()
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ensemble_ray.access.keys import ApiKey, read_document, with_key, without_key, write_document
+from ensemble_ray.access.admission import ApiKey, read_document, with_key, without_key, write_document
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process import postgres_server
 from ensemble_ray.process.concurrency import abandon, new_lock, track

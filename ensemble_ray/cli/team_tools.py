@@ -37,7 +37,6 @@ from ensemble_ray.ensemble import Ensemble, stream_run
 from ensemble_ray.errors import EnsembleError, IllegalStateError, ReviewDecidedError, ValidationError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent
-from ensemble_ray.execute.review.console import ConsoleReviewHandler
 from ensemble_ray.execute.review.elicitation import (
     GATE_FORM,
     gate_message,
@@ -45,6 +44,7 @@ from ensemble_ray.execute.review.elicitation import (
     read_client_answer,
     shows_forms,
 )
+from ensemble_ray.execute.review.handlers import ConsoleReviewHandler
 from ensemble_ray.process.concurrency import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
 from ensemble_ray.recovery.resuming import start_resumed

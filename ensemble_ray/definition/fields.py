@@ -311,7 +311,7 @@ def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
     """Return the model under that limit; a model under an equal limit keeps its bucket."""
     if limit is None:
         return model
-    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only with limits
+    from ensemble_ray.llm.limits.limiter import RateLimitedChatModel  # needed only with limits
 
     if isinstance(model, RateLimitedChatModel) and model.rate_limit == limit:
         return model

@@ -23,7 +23,7 @@ from ensemble_ray.values.ids import MOST_RESENDS
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.llm.rate_limited import RateLimitedChatModel
+    from ensemble_ray.llm.limits.limiter import RateLimitedChatModel
 
 # S-DOM-61.5.
 _NO_MODEL_ADVICE = (
@@ -124,7 +124,7 @@ def uses_team_model(agent: Agent) -> bool:
 
 def with_model(agent: Agent, model: ChatModel) -> Agent:
     """Return the same agent with another model, under the limit of its present model."""
-    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only if a run changes models
+    from ensemble_ray.llm.limits.limiter import RateLimitedChatModel  # needed only if a run changes models
 
     own = agent.llm
     return agent.rewritten(llm=own.around(model) if isinstance(own, RateLimitedChatModel) else model)
@@ -156,7 +156,7 @@ class TeamModels:
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
         if agent.llm is TEAM_MODEL:
             return agent.rewritten(llm=self.shared)
-        from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # needed only with limits
+        from ensemble_ray.llm.limits.limiter import RateLimitedChatModel  # needed only with limits
 
         own = agent.llm
         assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw its `delegate`

@@ -22,7 +22,7 @@ from ensemble_ray.execute.agent.structured import (
 from ensemble_ray.execute.callables import TaskHandlerContext, callable_path
 from ensemble_ray.execute.effects import CallOutcome
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.execute.review.tool_reviews import can_repeat_at_gate, tool_reviews
+from ensemble_ray.execute.review.gates import can_repeat_at_gate, tool_reviews
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.unknown import HANDLER, is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned

@@ -23,7 +23,7 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.errors.travel import is_out_of_credit
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent, TaskTracedEvent
-from ensemble_ray.events.telemetry.active import NO_SPAN, execution_span
+from ensemble_ray.events.telemetry.listener import NO_SPAN, execution_span
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.callables import check_guardrails
 from ensemble_ray.execute.effects import MemoryUse, TaskEffects, is_work, recorded_output, recorded_workers

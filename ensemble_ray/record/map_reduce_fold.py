@@ -30,7 +30,7 @@ from ensemble_ray.facts.runs import (
     StimulusRecorded,
 )
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
-from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, DIRECT, FINAL, map_key, position_of, reduce_key
+from ensemble_ray.record.identity.definition import DIGEST_DIGITS, DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.resume.reading import KeepFailure, KeepOutput, read_pages
 from ensemble_ray.record.stores import RunStore
 from ensemble_ray.schedule.instructions import ReduceGroup

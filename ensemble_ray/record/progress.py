@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ensemble_ray.facts.fact import as_sequence, kinds_of
 from ensemble_ray.facts.runs import GroupRecorded, ItemOutputRecorded, ItemsRecorded, OutputRecorded, PlanRecorded
-from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
+from ensemble_ray.record.identity.definition import is_direct, is_of_items
 from ensemble_ray.values.ids import delegating_call, node_key
 
 if TYPE_CHECKING:

@@ -25,8 +25,15 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import own_line, reason_of, task_failure, tasks_failure
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, EdgeEntry, GraphUnit, LoopUnit, Node, PhaseUnit, Plan
-from ensemble_ray.record.levels import level_summaries
-from ensemble_ray.record.units import EndedUnits, graph_trace, key_of_path, loop_traces, phase_traces, unit_outputs
+from ensemble_ray.record.units import (
+    EndedUnits,
+    graph_trace,
+    key_of_path,
+    level_summaries,
+    loop_traces,
+    phase_traces,
+    unit_outputs,
+)
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.schedule.instructions import UnitFailure
 from ensemble_ray.values.error_data import error_from

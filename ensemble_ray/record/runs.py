@@ -21,9 +21,8 @@ from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import RunEnded, RunResumed
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import FORMAT
-from ensemble_ray.record.sqlite.file import cannot_write
+from ensemble_ray.record.sqlite.file import cannot_write, last_of_run, read_all
 from ensemble_ray.record.sqlite.losses import COUNT, RECORD, make_deleted_error
-from ensemble_ray.record.sqlite.reading import last_of_run, read_all
 from ensemble_ray.record.stores import Ownership, RecordedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now, utc_of

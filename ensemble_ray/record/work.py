@@ -45,7 +45,7 @@ from ensemble_ray.facts.runs import (
     StimulusRecorded,
 )
 from ensemble_ray.plan.plan import Node
-from ensemble_ray.record.levels import place_trace
+from ensemble_ray.record.units import place_trace
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, delegating_call, node_key
 from ensemble_ray.values.messages import ToolCall

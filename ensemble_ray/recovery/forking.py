@@ -16,8 +16,14 @@ from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, RecordedFork
-from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
-from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.planner import (
+    Planned,
+    ResolvedTasks,
+    needs_synthesis,
+    plan_run,
+    resolve_tasks,
+    synthesize_agents,
+)
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.concurrency import bridge, run_blocking, threads
 from ensemble_ray.process.context import bounded_logger

@@ -14,8 +14,7 @@ from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, Vali
 from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, kinds_of
-from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
-from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run, synthesize_agents
 from ensemble_ray.process.concurrency import bridge, run_blocking, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.head import RunHead, head_facts, read_head

@@ -16,14 +16,18 @@ from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.delivery import EventStream
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.process.collector import collecting_less
 from ensemble_ray.process.concurrency import abandon, bridge, on_library_loop, run_blocking, submit, track
-from ensemble_ray.process.context import bounded_logger, current_log_context, log_context, use_traceparent
+from ensemble_ray.process.context import (
+    bounded_logger,
+    collecting_less,
+    current_log_context,
+    log_context,
+    use_traceparent,
+)
 from ensemble_ray.record.head import name_in
 from ensemble_ray.record.opening import effective_capture_mode, store_at
-from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunResultHead, assemble, not_begun
-from ensemble_ray.record.resume.reading import budget_of
+from ensemble_ray.record.resume.reading import budget_of, check_same
 from ensemble_ray.record.runs import Retention
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import (

@@ -38,10 +38,17 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.coordinator import Coordinator, RunJournal
 from ensemble_ray.runs.outputs import InMemoryOutputs, recall_output
-from ensemble_ray.runs.ownership import GRACE_S, DecisionWatch, release_run, watch_for_cancel
 from ensemble_ray.runs.planned import ClaimedRun, claim_planned
 from ensemble_ray.runs.planned_tasks import PlannedTasks
-from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
+from ensemble_ray.runs.ports import (
+    GRACE_S,
+    DecisionWatch,
+    Deliver,
+    PlannedWork,
+    RunRequest,
+    release_run,
+    watch_for_cancel,
+)
 from ensemble_ray.runs.unit_evaluations import (
     LocalMemoryResets,
     LocalPredicates,

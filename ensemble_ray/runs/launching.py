@@ -18,13 +18,12 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
 from ensemble_ray.events import Event, RunTracedEvent, RunTracer
 from ensemble_ray.events.delivery import Delivery, EventLog, listeners_of
-from ensemble_ray.events.telemetry.active import caller_here, tracers_here
+from ensemble_ray.events.telemetry.listener import caller_here, tracers_here
 from ensemble_ray.execute.agent.context_window import check_context_budget
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext, RunModels
-from ensemble_ray.execute.review.console import ConsoleReviewHandler
-from ensemble_ray.execute.review.handlers import LocalReviewer
+from ensemble_ray.execute.review.handlers import ConsoleReviewHandler, LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned

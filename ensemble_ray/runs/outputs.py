@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from ensemble_ray.execute.orders import OutputOf
-from ensemble_ray.items.spool import Spool
+from ensemble_ray.items.line_file import Spool
 
 Output = TypeVar("Output")
 _MEMORY_BYTES = 64 * 1024  # ended runs wait for their drivers, so few bytes stay in memory

@@ -26,17 +26,15 @@ from ensemble_ray.plan.planner import (
     needs_synthesis,
     plan_run,
     resolve_tasks,
+    synthesize_agents,
     workers_of,
 )
-from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.prompts.manager import manager_prompts
+from ensemble_ray.prompts.task import manager_prompts
 from ensemble_ray.record.identity.definition import run_data
-from ensemble_ray.record.levels import in_level_order, placed_outcome
 from ensemble_ray.record.opening import store_at
-from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.result import (
     FailureSeen,
     RunEnd,
@@ -51,13 +49,12 @@ from ensemble_ray.record.result import (
     violation_trace,
 )
 from ensemble_ray.record.resume.planned import PlannedResumeReader, read_planned
-from ensemble_ray.record.resume.reading import KeepOutput, read_answers, read_recalled, read_stored
+from ensemble_ray.record.resume.reading import KeepOutput, read_answers, read_recalled, read_stored, recorded_output
 from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.record.totals import UsageTally
-from ensemble_ray.record.units import EndedUnits
+from ensemble_ray.record.units import EndedUnits, in_level_order, placed_outcome
 from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, check_context_budgets, request_of
-from ensemble_ray.runs.ownership import claim_run, release_run
-from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun
+from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun, claim_run, release_run
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import instance_of, new_object_id, node_key
 from ensemble_ray.values.metrics import Amount, RunBudget

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.machine import PlanSource
-from ensemble_ray.schedule.workflows import HierarchicalMachine, ParallelMachine, SequentialMachine
+from ensemble_ray.schedule.machine import HierarchicalMachine, ParallelMachine, PlanSource, SequentialMachine
 
 __all__ = ["machine_for"]
 

@@ -30,7 +30,7 @@ from ensemble_ray.schedule.instructions import (
     WarnOversized,
 )
 from ensemble_ray.schedule.loop import LoopMachine
-from ensemble_ray.schedule.machine import WAITS
+from ensemble_ray.schedule.machine import WAITS, ParallelMachine, SequentialMachine
 from ensemble_ray.schedule.phases import PhasesMachine
 from ensemble_ray.schedule.stimuli import (
     Begun,
@@ -57,7 +57,6 @@ from ensemble_ray.schedule.unit import (
     scope_keys,
     scope_of,
 )
-from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from ensemble_ray.values.ids import key_of, node_key
 from ensemble_ray.values.outputs import ExitReason, RunState
 

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ensemble_ray import errors
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.events import Event, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.process.concurrency import bridge, threads
 from ensemble_ray.process.context import bounded_logger
@@ -35,9 +35,8 @@ from ensemble_ray.studio import http_server, schemas
 from ensemble_ray.studio.documents import FOLDER, FilesFolder, FlowView, in_script, single_file
 from ensemble_ray.studio.local_actions import StudioActions
 from ensemble_ray.studio.processes import RunProcesses
-from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.run_list import RunSearch
-from ensemble_ray.studio.views.step_detail import cut_detail, text_of
+from ensemble_ray.studio.reading import RunSearch, StudioReader
+from ensemble_ray.studio.views.steps import cut_detail, text_of
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 _MOST_DOCUMENTS = 4  # exports and files that are sent at the same time (S-STU-175)

@@ -28,8 +28,7 @@ from ensemble_ray.values.trace import ExecutionTrace, GraphTrace
 from ensemble_ray.visualization.dag_model import DagModel
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.dev_tools import parse_file
-from ensemble_ray.visualization.flow import Flow, FlowNode, flow_data, place_flow
-from ensemble_ray.visualization.layout import Layout
+from ensemble_ray.visualization.flow import Flow, FlowNode, Layout, flow_data, place_flow
 from ensemble_ray.visualization.ran import ran_flow
 
 FOLDER = Path(__file__).parent / "page"

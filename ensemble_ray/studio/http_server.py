@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ensemble_ray.access import admission
+from ensemble_ray.access.admission import ApiKey, Right, digest_of, is_key
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import ApiKey, Right, digest_of, is_key
 from ensemble_ray.definition.fields import Origin
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process.concurrency import abandon, new_lock, track

@@ -28,7 +28,7 @@ from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.schemas import Actors, TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 from ensemble_ray.text.foreign_text import one_line
-from ensemble_ray.values.descriptions import ClusterDescription, load_cluster
+from ensemble_ray.values.metrics import ClusterDescription, load_cluster
 
 _NO_CLUSTER = (
     "Told by the records: which process owns each active run. Only a cluster can report which process has which agent. Studio queries a "

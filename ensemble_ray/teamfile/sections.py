@@ -34,7 +34,7 @@ from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.results import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
-from ensemble_ray.plan.synthesis import AgentSynthesizer
+from ensemble_ray.plan.planner import AgentSynthesizer
 from ensemble_ray.ports import Dashboard
 from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
 from ensemble_ray.teamfile.fields import (

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.errors.travel import ErrorChain
-from ensemble_ray.events.telemetry.active import use_span
+from ensemble_ray.events.telemetry.listener import use_span
 from ensemble_ray.process.concurrency import abandon, after_fork, new_lock, track
 from ensemble_ray.tools.tool import ToolContext, ToolOutcome, outcome_of_error, outcome_of_return, use_tool_context
 from ensemble_ray.tools.user_code import collect_here

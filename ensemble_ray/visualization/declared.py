@@ -16,7 +16,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, Plan, in_waiting_order
 from ensemble_ray.plan.unit_plans import DETERMINISTIC
-from ensemble_ray.record.levels import LevelTally
+from ensemble_ray.record.units import LevelTally
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.trace import GraphTrace
 from ensemble_ray.visualization.dag_model import DagModel, DagPhase, DagTaskNode, dag_of_plan

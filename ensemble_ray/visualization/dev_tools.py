@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from xml.sax.saxutils import escape, quoteattr
 
 import pydantic
 
@@ -22,9 +25,239 @@ from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import Value, explain, utc_now
 from ensemble_ray.visualization.dag_model import DagExporter, DagModel
 from ensemble_ray.visualization.declared import dag_flow, map_reduce_flow
-from ensemble_ray.visualization.flow import FlowNode, place_flow
+from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowNode, Layout, Point, Rect, Route, place_flow
 from ensemble_ray.visualization.ran import ran_flow
-from ensemble_ray.visualization.rendering import render_mermaid, render_svg
+
+_ROLES = 8  # role colours
+_LETTER, _SMALL_LETTER = 7.7, 6.0  # average width of a letter in titles and in small text, px
+_INSET, _RADIUS, _BEND = 14.0, 8.0, 7.0
+_STACK = 4.0
+_MAX_LABEL = 28
+
+_STYLE = """
+svg{--paper:#fff;--card:#fff;--line:#c9ced6;--ink:#1c2430;--soft:#5b6675;--edge:#7b8694;--frame:#f5f7fa;--bad:#c62f3a;
+--r0:#2f6fdb;--r1:#0e8a6a;--r2:#b4590c;--r3:#8546c4;--r4:#b23a75;--r5:#4f7a12;--r6:#0b7d94;--r7:#7a5a34;
+--running:#2f6fdb;--completed:#0e8a6a;--failed:#c62f3a;--other:#5b6675}
+@media (prefers-color-scheme:dark){svg{--paper:#12161c;--card:#1b212a;--line:#3a4452;--ink:#e8edf4;--soft:#a3afbe;
+--edge:#8793a3;--frame:#171c24;--bad:#ff7b82;
+--r0:#7aa9ff;--r1:#4fd0a7;--r2:#f0a259;--r3:#c49af5;--r4:#f08bbb;--r5:#a9d35a;--r6:#5fcbe0;--r7:#d3b083;
+--running:#7aa9ff;--completed:#4fd0a7;--failed:#ff7b82;--other:#a3afbe}}
+text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--ink)}
+.paper{fill:var(--paper)}
+.card{fill:var(--card);stroke:var(--line)}
+.critical .card{stroke:var(--bad);stroke-width:1.6}
+.t{font-size:12.5px;font-weight:600}.s{font-size:10.5px;fill:var(--soft)}.b{font-size:9.5px;fill:var(--soft);font-weight:600}
+.frame{fill:var(--frame);stroke:var(--line);stroke-dasharray:5 4}
+.e{fill:none;stroke:var(--edge);stroke-width:1.4}.dash{stroke-dasharray:5 4}.hot{stroke:var(--bad);stroke-width:1.8}
+.off{opacity:.35}.l{font-size:10.5px;fill:var(--soft);paint-order:stroke;stroke:var(--paper);stroke-width:4px}
+.tip{fill:var(--edge)}.tip.hot{fill:var(--bad);stroke:none}
+.r0{fill:var(--r0)}.r1{fill:var(--r1)}.r2{fill:var(--r2)}.r3{fill:var(--r3)}.r4{fill:var(--r4)}.r5{fill:var(--r5)}.r6{fill:var(--r6)}.r7{fill:var(--r7)}
+.running{fill:var(--running)}.completed{fill:var(--completed)}.failed{fill:var(--failed)}.other{fill:var(--other)}
+"""
+_TIPS = "".join(
+    f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
+    f'<path class="{classes}" d="M0 .8 7.4 4 0 7.2z"/></marker>'
+    for name, classes in (("tip", "tip"), ("hot-tip", "tip hot"))
+)
+_LINE = 60
+_ARROWS = {"dependency": "-->", "conditional": "-->", "unconditional": "-.->", "delegation": "==>", "loop": "-.->"}
+_SAFE = frozenset(" .,:!?+*/()=≤→…-_")
+
+
+def render_svg(flow: Flow, layout: Layout, *, title: str) -> str:
+    width, height = (_number(max(1.0, each)) for each in (layout.width, layout.height))
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label={quoteattr(title)}>',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style>",
+        f"<defs>{_TIPS}</defs>",
+        '<rect class="paper" width="100%" height="100%"/>',
+    ]
+    for group in flow.groups:
+        place = layout.places[group.id]
+        shown = _fitting(group.title, place.width - 2 * _INSET, _SMALL_LETTER)
+        lines.append(
+            f"<g><title>{escape(group.title)}</title>{_rect('frame', place, _RADIUS)}"
+            f'<text class="b" x="{_number(place.x + _INSET)}" y="{_number(place.y + 18)}">{escape(shown)}</text></g>'
+        )
+    lines += [_edge(edge, route) for edge, route in zip(flow.edges, layout.routes, strict=True)]
+    agents = dict.fromkeys(node.agent for node in flow.nodes if node.agent)
+    roles = {role: position % _ROLES for position, role in enumerate(agents)}
+    for node in flow.nodes:
+        lines += _node(node, layout.places[node.id], roles.get(node.agent))
+    for edge, route in zip(flow.edges, layout.routes, strict=True):
+        if edge.label and route.label_at is not None:
+            shown = edge.label if len(edge.label) <= _MAX_LABEL else f"{edge.label[: _MAX_LABEL - 1]}…"
+            x, y = _number(route.label_at[0]), _number(route.label_at[1] + 3.5)
+            off = " off" if edge.fired is False else ""
+            lines.append(
+                f'<text class="l{off}" x="{x}" y="{y}" text-anchor="middle">'
+                f"<title>{escape(edge.label)}</title>{escape(shown)}</text>"
+            )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def render_mermaid(flow: Flow) -> str:
+    names = {each.id: f"n{position}" for position, each in enumerate(flow.nodes)}
+    names |= {each.id: f"g{position}" for position, each in enumerate(flow.groups)}
+    lines = ["flowchart TB", *_members(flow, names, None, 1)]
+    for edge in flow.edges:
+        arrow = _ARROWS[edge.kind]
+        arrow = f'{arrow}|"{_text(edge.label)}"|' if edge.label else arrow
+        lines.append(f"  {names[edge.source]} {arrow} {names[edge.target]}")
+    critical = [names[node.id] for node in flow.nodes if node.is_critical]
+    if critical:
+        lines.append("  classDef critical stroke:#d33,stroke-width:2px")
+        lines.append(f"  class {','.join(critical)} critical")
+    return "\n".join([*lines, ""])
+
+
+def _edge(edge: FlowEdge, route: Route) -> str:
+    classes = ["e"]
+    if edge.kind in {"unconditional", "loop"}:
+        classes.append("dash")
+    if edge.is_critical:
+        classes.append("hot")
+    if edge.fired is False:
+        classes.append("off")
+    tip = "hot-tip" if edge.is_critical else "tip"
+    points = route.points
+    parts = [f"M{_pair(points[0])}"]
+    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+        parts.append(f"L{_pair(_towards(corner, before))}Q{_pair(corner)} {_pair(_towards(corner, after))}")
+    path = "".join([*parts, f"L{_pair(points[-1])}"])
+    return f'<path class="{" ".join(classes)}" marker-end="url(#{tip})" d="{path}"/>'
+
+
+def _towards(corner: Point, other: Point) -> Point:
+    """Return the point at which the bend of a corner begins."""
+    (x, y), (other_x, other_y) = corner, other
+    length = abs(other_x - x) + abs(other_y - y)
+    share = min(_BEND, length / 2) / length if length else 0.0
+    return x + (other_x - x) * share, y + (other_y - y) * share
+
+
+def _node(node: FlowNode, place: Rect, role: int | None) -> Iterator[str]:
+    critical = ' class="critical"' if node.is_critical else ""
+    about = [node.title, node.agent, " ".join(node.badges), node.status or ""]
+    about += [f"{count} {status}" for status, count in node.counts.items()]
+    if node.shown_count is not None:
+        about.append(f"{node.shown_count:,} tasks")
+    tooltip = "\n".join(filter(None, about))
+    yield f"<g{critical}><title>{escape(tooltip)}</title>"
+    if node.kind == "end":
+        yield _rect("card", place, place.height / 2)
+        middle = f'x="{_number(place.x + place.width / 2)}" y="{_number(place.y + place.height / 2 + 4)}"'
+        yield f'<text class="t" text-anchor="middle" {middle}>END</text></g>'
+        return
+    if node.shown_count is not None:
+        for distance in (2 * _STACK, _STACK):
+            yield _rect("card", replace(place, x=place.x + distance, y=place.y + distance), _RADIUS)
+    yield _rect("card", place, _RADIUS)
+    if role is not None:
+        x, y = _number(place.x + 5), _number(place.y + 10)
+        yield f'<rect class="r{role}" x="{x}" y="{y}" width="4" height="{_number(place.height - 20)}" rx="2"/>'
+    yield from _texts(node, place)
+    yield "</g>"
+
+
+def _texts(node: FlowNode, place: Rect) -> Iterator[str]:
+    left, room = place.x + _INSET + 4, place.width - 2 * _INSET - 4
+    for line, text in enumerate(_wrap(node.title, room)):
+        yield f'<text class="t" x="{_number(left)}" y="{_number(place.y + 22 + 16 * line)}">{escape(text)}</text>'
+    bottom = place.y + place.height - 12
+    count = node.shown_count
+    badges = "  ".join((*node.badges, *(() if count is None else (f"x{count:,}",))))
+    right = place.x + place.width - _INSET
+    if node.status is not None or node.counts:
+        status = node.status or ("failed" if node.counts.get("failed") else "completed")
+        known = status if status in {"running", "completed", "failed"} else "other"
+        yield f'<circle class="{known}" cx="{_number(right - 1)}" cy="{_number(place.y + 14)}" r="4"/>'
+    if badges:
+        yield f'<text class="b" text-anchor="end" x="{_number(right)}" y="{_number(bottom)}">{escape(badges)}</text>'
+    if node.agent:
+        shown = _fitting(node.agent, room - _SMALL_LETTER * (len(badges) + 2), _SMALL_LETTER)
+        yield f'<text class="s" x="{_number(left)}" y="{_number(bottom)}">{escape(shown)}</text>'
+
+
+def _wrap(text: str, room: float) -> list[str]:
+    """Split a text into at most two lines."""
+    if _width(text, _LETTER) <= room:
+        return [text]
+    first = ""
+    rest = text.split(" ")
+    while rest and _width(f"{first} {rest[0]}".strip(), _LETTER) <= room:
+        first = f"{first} {rest.pop(0)}".strip()
+    if not first:  # one long word
+        first = _prefix(text, room, _LETTER)
+        return [first, _fitting(text[len(first) :], room, _LETTER)]
+    return [first, _fitting(" ".join(rest), room, _LETTER)] if rest else [first]
+
+
+def _fitting(text: str, room: float, letter: float) -> str:
+    if _width(text, letter) <= room:
+        return text
+    return f"{_prefix(text, room - letter, letter).rstrip()}…"
+
+
+def _prefix(text: str, room: float, letter: float) -> str:
+    used = 0.0
+    for position, char in enumerate(text):
+        used += _width(char, letter)
+        if used > room:
+            return text[:position]
+    return text
+
+
+def _width(text: str, letter: float) -> float:
+    return sum(2 * letter if unicodedata.east_asian_width(char) in "WF" else letter for char in text)
+
+
+def _rect(name: str, place: Rect, radius: float) -> str:
+    x, y, width, height = (_number(each) for each in (place.x, place.y, place.width, place.height))
+    return f'<rect class="{name}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{_number(radius)}"/>'
+
+
+def _pair(point: Point) -> str:
+    return f"{_number(point[0])} {_number(point[1])}"
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"
+
+
+def _members(flow: Flow, names: dict[str, str], group: str | None, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for node in flow.nodes:
+        if node.group == group:
+            yield f"{indent}{names[node.id]}{_shape(node)}"
+    for each in flow.groups:
+        if each.parent == group:
+            yield f'{indent}subgraph {names[each.id]}["{_text(each.title)}"]'
+            yield from _members(flow, names, each.id, depth + 1)
+            yield f"{indent}end"
+
+
+def _shape(node: FlowNode) -> str:
+    if node.kind == "end":
+        return '(["END"])'
+    lines = [_text(node.title)]
+    if node.agent:
+        lines.append(f"<i>{_text(node.agent)}</i>")
+    count = node.shown_count
+    badges = " ".join((*node.badges, *(() if count is None else (f"{count} task{'' if count == 1 else 's'}",))))
+    if badges:
+        lines.append(f"<small>{_text(badges)}</small>")
+    label = "<br/>".join(lines)
+    return f'{{{{"{label}"}}}}' if node.kind == "manager" else f'["{label}"]'
+
+
+def _text(text: str) -> str:
+    """Shorten a text and replace special characters by Mermaid's entities, such as `#34;`."""
+    shown = text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"
+    return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in shown)
+
 
 V = TypeVar("V", bound=Value)
 

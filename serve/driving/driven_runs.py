@@ -23,15 +23,13 @@ from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
+from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog
 from ensemble_ray.serve.driving import requests, run_driver
 from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunQueue, RunsTeam
-from ensemble_ray.serve.metrics import RunTally, Sample
-from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunTally, Sample
 from ensemble_ray.serve.schemas import Refusal, RunStatus
-from ensemble_ray.serve.team import ServedTeam
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}

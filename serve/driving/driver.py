@@ -33,14 +33,12 @@ from ensemble_ray.process.concurrency import submit, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.following import RunFollower
 from ensemble_ray.serve.callers import Caller, CallerCache
-from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models
+from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, load_teams
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.ledger import LedgerLostError, RunLedger, open_ledger, part_of_name
 from ensemble_ray.serve.driving.requests import DriverConfig
-from ensemble_ray.serve.metrics import METRICS, Metric, MetricKind, RunTally, Sample
-from ensemble_ray.serve.run_service import RunService
+from ensemble_ray.serve.run_service import METRICS, Metric, MetricKind, RunService, RunTally, Sample
 from ensemble_ray.serve.schemas import AcceptedRun, EnsembleInfo, NewRun, Refusal, RunDetail, RunEvent
-from ensemble_ray.serve.team import load_teams
 from ensemble_ray.values.ids import new_run_id
 
 _log = bounded_logger(__name__)

@@ -19,10 +19,9 @@ from ensemble_ray.plan.planner import TaskDependencyGraph
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.catalog import DatasetCatalog
+from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, TeamName, known_inputs
 from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.schemas import ItemsDataset, NewRun, NewTask, Refusal, TaskOverride
-from ensemble_ray.serve.team import ServedTeam, TeamName, known_inputs
 from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import new_run_id
 

@@ -31,12 +31,11 @@ from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.map_reduce.recovery import load_failure
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.catalog import DatasetCatalog
+from ensemble_ray.serve.callers import code_of, describe_refusal, failure_of, is_refusal, status_of_name
+from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam
 from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, items_of, options_of
-from ensemble_ray.serve.failures import code_of, describe_refusal, failure_of, is_refusal, status_of_name
 from ensemble_ray.serve.schemas import Refusal, RunStatus
-from ensemble_ray.serve.team import ServedTeam
 from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import node_key
 from ensemble_ray.values.reviews import OpenReview, ReviewTiming

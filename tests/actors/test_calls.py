@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import actors
+from ensemble_ray.actors.link.events import EventHub
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
-from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.shared.journal import JournalActor, RateLimiter
 from ensemble_ray.actors.worker.agent import ManagerActor
 from ensemble_ray.actors.worker.callable_host import CallableHost

@@ -14,7 +14,7 @@ from ensemble_ray.actors.driver.cluster_probe import answer_questions
 from ensemble_ray.actors.scheduler.processes import AgentProcess, Lease, LeaseDescription, ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import ProcessSurvey, merge_description
 from ensemble_ray.plan.placement import ResourceRequirements
-from ensemble_ray.values.descriptions import (
+from ensemble_ray.values.metrics import (
     MOST_PROCESSES,
     MOST_TASKS,
     ActorDescription,

@@ -26,8 +26,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection, driver_services
+from ensemble_ray.actors.link.events import EventHub
 from ensemble_ray.actors.link.limiter import MEMORY_SERVICE, RemoteMemoryResets, remote_memory, remote_reflections
-from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.worker.task_host import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext

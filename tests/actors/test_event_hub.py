@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.actors.shared import event_hub
-from ensemble_ray.actors.shared.event_hub import KEPT_RUNS, DriverRequest, EventHub, EventPage, HubEventLog
+from ensemble_ray.actors.link import events as event_hub
+from ensemble_ray.actors.link.events import KEPT_RUNS, DriverRequest, EventHub, EventPage, HubEventLog
 
 #: Longer than any test; a wait that lasts so long is a wait that nothing ended.
 LONG_S = 60.0

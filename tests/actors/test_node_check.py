@@ -11,7 +11,7 @@ from ensemble_ray import Agent, Ensemble, OpenAIChatModel, RateLimit, RateLimite
 from ensemble_ray.actors.driver.node_check import question_about
 from ensemble_ray.actors.worker.node_report import describe_node
 from ensemble_ray.testing import ModelServer
-from ensemble_ray.values.descriptions import EndpointQuestion
+from ensemble_ray.values.metrics import EndpointQuestion
 
 
 @tool

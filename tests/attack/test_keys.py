@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from httpx import AsyncClient, Response
 
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.middleware import OPEN_PATHS
 from ensemble_ray.testing import ScriptedModel

@@ -45,14 +45,14 @@ from ensemble_ray.cli.view.terminal import screen_line
 from ensemble_ray.definition.fields import braced_texts, escape_template, fill_inputs
 from ensemble_ray.execute.delegation.decisions import read_call
 from ensemble_ray.items.text_files import CsvFile, csv_rows, json_lines
-from ensemble_ray.plan.synthesis import SynthesisContext
+from ensemble_ray.plan.planner import SynthesisContext
 from ensemble_ray.record.journal import text_of
 from ensemble_ray.record.runs import age_from
 from ensemble_ray.teamfile.document import Problems, nearest, read_document
 from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.teamfile.references import is_reference
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.text.answers import ReasoningSplitter, split_reasoning
+from ensemble_ray.text.foreign_text import ReasoningSplitter, split_reasoning
 from ensemble_ray.tools.builtin.files import FileReadInput
 from ensemble_ray.tools.builtin.process import _interpret
 from ensemble_ray.tools.schema import ArgumentError, signature_of

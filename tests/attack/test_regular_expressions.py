@@ -22,8 +22,7 @@ import pytest
 from ensemble_ray.definition.agent import _LABEL_NAME, _LABEL_SELECTOR
 from ensemble_ray.prompts.task import _REFLECTION_HEADING
 from ensemble_ray.record.journal import _LONG
-from ensemble_ray.text.answers import _TAG
-from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
+from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON, _TAG
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +38,7 @@ BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/record/journal.py", "_LONG"): _LONG,
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,
-    ("ensemble_ray/text/answers.py", "_TAG"): _TAG,
+    ("ensemble_ray/text/foreign_text.py", "_TAG"): _TAG,
 }
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})

@@ -16,7 +16,7 @@ from ensemble_ray import Agent, Ensemble, OpenAIChatModel, RateLimit, RayRuntime
 from ensemble_ray.actors.driver.cluster import describe_cluster
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import Fault, ModelServer
-from ensemble_ray.values.descriptions import ProcessDescription
+from ensemble_ray.values.metrics import ProcessDescription
 
 __all__ = ["ClusterAtWork"]
 

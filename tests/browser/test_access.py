@@ -10,8 +10,8 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
+from ensemble_ray.access.admission import Right, new_key
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
 from tests.browser.conftest import Runs, Watched

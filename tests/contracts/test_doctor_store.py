@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 from psycopg import sql
 
-from ensemble_ray.cli.commands.checks import Finding, check_store
+from ensemble_ray.cli.commands.doctor import Finding, check_store
 from ensemble_ray.record.postgres.store import PostgresStore
 from tests.postgres_server import PostgresServer
 

@@ -9,9 +9,8 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import EnsembleError, ValidationError
-from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.admission import ApiKey, KeyPolicy, Right, new_key
 from ensemble_ray.access.key_store import KeyFile, open_keys
-from ensemble_ray.access.keys import ApiKey, Right, new_key
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache

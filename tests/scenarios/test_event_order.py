@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray import FileChangedEvent
-from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.shared.event_hub import EventHub
+from ensemble_ray.actors.link.events import EventHub, HubSink
 from ensemble_ray.actors.spawn import event_hub
 from ensemble_ray.values.ids import new_run_id
 

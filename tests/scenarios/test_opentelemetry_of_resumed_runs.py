@@ -31,7 +31,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.runs import read_facts
-from ensemble_ray.record.view.spans import recorded_spans
+from ensemble_ray.record.view.exporters import recorded_spans
 from ensemble_ray.recovery.resuming import start_resumed
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, answer, call, task

@@ -11,7 +11,7 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray.serve.api import build_api
-from ensemble_ray.serve.team import ENSEMBLES_VARIABLE
+from ensemble_ray.serve.catalog import ENSEMBLES_VARIABLE
 from tests.serve.driving import driven
 
 Connect = Callable[..., AbstractAsyncContextManager[AsyncClient]]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_ray import ChatModel, InlineRuntime
-from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog
+from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.teamfile import Runnable
 
 

@@ -14,9 +14,8 @@ from httpx import ASGITransport, AsyncClient
 from starlette.types import Receive, Scope, Send
 
 from ensemble_ray import RateLimit
-from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.admission import KeyPolicy, Right, new_key
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller, CallerCache
 from tests.serve.driving import driven

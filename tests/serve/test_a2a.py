@@ -36,8 +36,8 @@ from pydantic import BaseModel
 
 from ensemble_ray import Agent, Ensemble, Review
 from ensemble_ray import Task as TeamTask
+from ensemble_ray.access.admission import Right
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.serve.driving.requests import EndpointLimits

@@ -8,7 +8,7 @@ import pytest
 from httpx import AsyncClient
 
 from ensemble_ray import FileWriteTool, TryAgain, ValidationError, tool
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.app import EndpointOptions
 from ensemble_ray.serve.callers import Caller

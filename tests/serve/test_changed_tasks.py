@@ -9,7 +9,7 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import Agent, Ensemble, Loop, Task, tool
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import ToolCatalog

@@ -38,7 +38,7 @@ from ensemble_ray import (
     UnknownOutcomeError,
     ValidationError,
 )
-from ensemble_ray.serve.failures import failure_of, status_of
+from ensemble_ray.serve.callers import failure_of, status_of
 
 LIMIT = RateLimitTimeoutError(RateLimit.per_minute(60), timedelta(seconds=1))
 

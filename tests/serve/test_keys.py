@@ -14,15 +14,13 @@ from fastapi.responses import JSONResponse
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import RateLimit, ValidationError
-from ensemble_ray.access.admission import Credentials, KeyPolicy
+from ensemble_ray.access.admission import ApiKey, Credentials, KeyPolicy
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import ApiKey
 from ensemble_ray.serve import middleware as key_check
-from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.app import EndpointOptions, EndpointPlace, app, check_keys
 from ensemble_ray.serve.callers import Caller, CallerCache
 from ensemble_ray.serve.middleware import KeyCheck, is_local
 from ensemble_ray.serve.schemas import Refusal
-from ensemble_ray.serve.starting import EndpointPlace, check_keys
 from ensemble_ray.studio.http_server import HEADERS
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.keys import guarded, make_key

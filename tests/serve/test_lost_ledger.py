@@ -13,13 +13,13 @@ import pytest
 from ensemble_ray import EnsembleError, InlineRuntime
 from ensemble_ray.process.concurrency import bridge, threads
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.serve.catalog import served_team
 from ensemble_ray.serve.driving import driven_runs
 from ensemble_ray.serve.driving import run_driver as kept_ends
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.driver import driver_name
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerLostError, open_ledger, part_of_name
 from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunFilter, RunStatus
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.gates import Gate
 from tests.serve.teams import INPUTS, pair

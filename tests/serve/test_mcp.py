@@ -14,15 +14,15 @@ import httpx
 import pytest
 
 from ensemble_ray import InlineRuntime, Review
+from ensemble_ray.access.admission import Right
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache
+from ensemble_ray.serve.catalog import served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.schemas import RunFilter, RunStatus
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.teams import PATIENCE_S
 from tests.serve.http_server import served_app

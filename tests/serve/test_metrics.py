@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ensemble_ray import ChatResponse, TaskMetrics, TokenUsage
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import Right
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.run_driver import Outcome
-from ensemble_ray.serve.metrics import METRICS, Metric, RunTally, Sample, render_samples
+from ensemble_ray.serve.run_service import METRICS, Metric, RunTally, Sample, render_samples
 from ensemble_ray.serve.schemas import Cost, FinishedRun, Metrics, RunStatus
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect

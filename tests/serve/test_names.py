@@ -9,9 +9,9 @@ import pytest
 from ensemble_ray import RunState, ValidationError
 from ensemble_ray.serve.a2a import agent_card
 from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.catalog import load_teams, served_team, team_names
 from ensemble_ray.serve.mcp_api import tool_of, tools_by_name
 from ensemble_ray.serve.schemas import NewRun, RunFilter
-from ensemble_ray.serve.team import load_teams, served_team, team_names
 from ensemble_ray.testing import ScriptedModel
 
 from .driving import driven

@@ -21,8 +21,8 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
+from ensemble_ray.serve.catalog import served_team
 from ensemble_ray.serve.driving.requests import EndpointLimits
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.gates import Gate
 from tests.serve.http_server import served_teams

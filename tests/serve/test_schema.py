@@ -19,11 +19,11 @@ from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache
+from ensemble_ray.serve.catalog import served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.middleware import OPEN_PATHS
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.team import served_team
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.keys import make_key
 from tests.serve.teams import pair

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.serve import starting
+from ensemble_ray.serve import app as starting
 from ensemble_ray.serve.__main__ import main
 from tests.command_line import run_command, work_in
 from tests.processes import own_environment

@@ -13,13 +13,12 @@ from typing import Any, cast
 import pytest
 
 from ensemble_ray import Agent, Ensemble, Review, Task
-from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.access.keys import Right
+from ensemble_ray.access.admission import KeyPolicy, Right
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import RunFilter, RunPage, RunStatus, RunSummary
 from ensemble_ray.serve.studio import _AcceptedRuns
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.descriptions import ClusterDescription
+from ensemble_ray.values.metrics import ClusterDescription
 from tests.ensemble_ray.studio.test_actors_view import cluster, process
 
 from .keys import guarded, make_key

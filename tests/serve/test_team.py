@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.serve.app import EndpointOptions, app
-from ensemble_ray.serve.team import ENSEMBLES_VARIABLE, load_teams, team_names
+from ensemble_ray.serve.catalog import ENSEMBLES_VARIABLE, load_teams, team_names
 
 TEAM = """
 agents:

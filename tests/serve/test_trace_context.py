@@ -13,7 +13,7 @@ from ensemble_ray import MCP, Ensemble, OpenAIChatModel, OpenTelemetryListener, 
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.record.runs import list_runs, read_facts
-from ensemble_ray.record.view.spans import recorded_spans
+from ensemble_ray.record.view.exporters import recorded_spans
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import ModelServer, ScriptedModel
 from ensemble_ray.values.trace import TraceParent, parse_traceparent

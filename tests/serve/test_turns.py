@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from ensemble_ray.serve.catalog import ServedTeam
 from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.driving.run_driver import ActiveRun, RunQueue
 from ensemble_ray.serve.schemas import NewRun
-from ensemble_ray.serve.team import ServedTeam
 
 
 def run() -> ActiveRun:

@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from ensemble_ray.record.stores import RunStore
+from ensemble_ray.serve.catalog import ServedTeam
 from ensemble_ray.serve.driving.driven_runs import DrivenRunViews
 from ensemble_ray.serve.driving.ledger import Ledger, LedgerEntry
 from ensemble_ray.serve.driving.run_driver import ActiveRun, detail_of
 from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunFilter, RunStatus
-from ensemble_ray.serve.team import ServedTeam
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENTRY = LedgerEntry(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Ensemble, EnsembleDevTools, InlineRuntime, Task, ValidationError
+from ensemble_ray.access.admission import Right, new_key
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio.server import StudioServer
 from ensemble_ray.values.value import utc_now

@@ -21,7 +21,7 @@ from ensemble_ray import (
     Task,
     TokenUsage,
 )
-from ensemble_ray.studio.views.step_detail import CUT
+from ensemble_ray.studio.views.steps import CUT
 from ensemble_ray.testing import ScriptedModel
 
 from .conftest import Serve

@@ -14,8 +14,8 @@ import pytest
 from starlette.types import Message
 
 from ensemble_ray import Ensemble, EnsembleError, InlineRuntime, Review, Task, ValidationError, WebDashboard
+from ensemble_ray.access.admission import Right, new_key
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import Right, new_key
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.studio import app as spooled_answer

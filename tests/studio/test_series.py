@@ -49,7 +49,7 @@ def test_runs_of_a_team_are_numbered_from_the_first_on(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-STU-9, S-VIZ-76, S-VIZ-79: in the order in which they began, with workflow, tasks and duration; of many, those around the run."""
-    monkeypatch.setattr("ensemble_ray.studio.run_list._SERIES", 4)
+    monkeypatch.setattr("ensemble_ray.studio.reading._SERIES", 4)
     inline = InlineRuntime(home=tmp_path)
     for number in range(7):
         team_of("a", "b").run(runtime=inline, run_id=f"run-{number}")
@@ -67,7 +67,7 @@ def test_runs_of_a_team_are_numbered_from_the_first_on(
 
 def test_runs_of_another_team_are_not_counted(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-STU-9, S-VIZ-79: those between them have no numbers and take no places, whether a program began them or a file says the team."""
-    monkeypatch.setattr("ensemble_ray.studio.run_list._SERIES", 4)
+    monkeypatch.setattr("ensemble_ray.studio.reading._SERIES", 4)
     inline = InlineRuntime(home=tmp_path)
     for number in range(6):
         spoken_team("Speaker").run(runtime=inline, run_id=f"spoken-{number}")
@@ -85,7 +85,7 @@ def test_runs_of_another_team_are_not_counted(serve: Serve, tmp_path: Path, monk
 
 def test_series_of_a_long_history_has_no_numbers(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-STU-9: of teams that only records name, records far from the run are not read; who did not count the first gives no number."""
-    monkeypatch.setattr("ensemble_ray.studio.run_list._ASKED_FOR_NAMES", 4)
+    monkeypatch.setattr("ensemble_ray.studio.reading._ASKED_FOR_NAMES", 4)
     inline = InlineRuntime(home=tmp_path)
     for number in range(3):
         spoken_team("Speaker").run(runtime=inline, run_id=f"spoken-{number}")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.inputs import options
-from ensemble_ray.cli.view import export
+from ensemble_ray.cli.view import run_view as export
 from ensemble_ray.cli.view.terminal import count_noun, own_command, say, screen_line, show_result
 from ensemble_ray.errors import ValidationError
 

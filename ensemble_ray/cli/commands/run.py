@@ -89,7 +89,7 @@ def run(
     if nodes_checked:
         if place != "ray":
             raise ValidationError(f"--check-nodes: the runtime {place} has no nodes. What to do: --runtime ray")
-        from ensemble_ray.cli.jobs import check_nodes
+        from ensemble_ray.cli.commands.submit import check_nodes
 
         check_nodes(ensemble, is_quiet=quiet)
     title, limits = f"{Path(target).name} on {place}", options.run_options(max_tokens, max_cost, tags)

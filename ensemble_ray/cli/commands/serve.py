@@ -18,7 +18,7 @@ from ensemble_ray.cli.view.terminal import FINE, align, say, show, show_json
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
-    from ensemble_ray.access.keys import ApiKey
+    from ensemble_ray.access.admission import ApiKey
 
 _PORT = 8000
 
@@ -140,8 +140,8 @@ def add_key(
 
     It is valid immediately, without a restart. With the first key, every request to an endpoint of this home needs one.
     """
+    from ensemble_ray.access.admission import new_key, parse_rate, parse_rights
     from ensemble_ray.access.key_store import open_keys
-    from ensemble_ray.access.keys import new_key, parse_rate, parse_rights
     from ensemble_ray.values.value import utc_now
 
     chosen, limit = parse_rights(rights.split(",")), None if rate is None else parse_rate(rate)
@@ -192,7 +192,7 @@ def revoke_key(name: Name) -> int:
 
 def _as_data(key: ApiKey) -> dict[str, object]:
     """Return a key as JSON data, without its digest."""
-    from ensemble_ray.access.keys import render_rate
+    from ensemble_ray.access.admission import render_rate
 
     return {
         "name": key.name,

@@ -22,7 +22,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.events import Event
 from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.process.context import NOTICES
-from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
+from ensemble_ray.record.identity.definition import is_direct, is_of_items
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import delegating_call, is_inside_unit, node_key, task_instance
 

@@ -22,12 +22,11 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import ToolCallEvent
-from ensemble_ray.events.telemetry.active import effect_span
+from ensemble_ray.events.telemetry.listener import effect_span
 from ensemble_ray.execute.agent.attempts import ask_once
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
-from ensemble_ray.execute.review.gates import ReviewOpenError
-from ensemble_ray.execute.review.tool_reviews import ToolReviews, can_repeat_at_gate, tool_reviews
+from ensemble_ray.execute.review.gates import ReviewOpenError, ToolReviews, can_repeat_at_gate, tool_reviews
 from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.llm.limits.budget import Budget, Proceed, Refuse, Verdict
+from ensemble_ray.llm.limits.breaker import Budget, Proceed, Refuse, Verdict
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget

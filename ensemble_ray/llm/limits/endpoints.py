@@ -17,7 +17,7 @@ from ensemble_ray.llm.limits.limiter import MonotonicClock, Wakeup
 from ensemble_ray.ports import Clock
 from ensemble_ray.process.concurrency import new_lock, track
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.values.descriptions import MOST_ENDPOINTS, EndpointDescription
+from ensemble_ray.values.metrics import MOST_ENDPOINTS, EndpointDescription
 
 _log = bounded_logger(__name__)
 

@@ -15,7 +15,7 @@ from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import ReviewRequested
 from ensemble_ray.plan.plan import MANAGER_KEY, GraphUnit, LoopUnit, Node, PhaseUnit, Plan, Unit, members_of
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
+from ensemble_ray.record.identity.definition import DIRECT, FINAL, position_of
 from ensemble_ray.schedule.instructions import End, IterationEnded, PhaseResult, StepEnded
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import delegating_call, instance_of, key_of, node_key

@@ -37,7 +37,7 @@ from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import changes
 from ensemble_ray.record.history.changes import Change
 from ensemble_ray.record.history.executions import ExecutionStatus, ExecutionTree, RecordedExecution
-from ensemble_ray.record.identity.map_reduce import map_key
+from ensemble_ray.record.identity.definition import map_key
 from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, read_stimulus, readable_plan, recorded_plan
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.schedule.instructions import Announce, End, Instruction, Skip, Start, UntilHolds

@@ -323,7 +323,7 @@ class SqliteJournal:
         await self._push_and_wait(facts, epoch, until)
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        from ensemble_ray.record.sqlite.reading import read_instance
+        from ensemble_ray.record.sqlite.file import read_instance
 
         await self.flush()
         facts = await threads.run(read_instance, self._directory, self.run_id, instance)

@@ -19,10 +19,18 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import body_digest, text_of
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs
-from ensemble_ray.record.sqlite.file import SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.file import (
+    SqliteFile,
+    cannot_write,
+    facts_in,
+    last_seq,
+    loss_in,
+    read_from,
+    read_instance,
+    read_page,
+)
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, PATIENCE_S, CommitLock, SqliteJournal
 from ensemble_ray.record.sqlite.losses import RECORD, keep_log
-from ensemble_ray.record.sqlite.reading import facts_in, last_seq, loss_in, read_from, read_instance, read_page
 from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
 from ensemble_ray.values.ids import OWNER_STEP, RUN
 from ensemble_ray.values.outputs import RunState

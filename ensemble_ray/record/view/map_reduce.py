@@ -27,9 +27,9 @@ from ensemble_ray.facts.runs import (
     read_trace,
 )
 from ensemble_ray.record.head import HEAD_KINDS
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, position_of
-from ensemble_ray.record.levels import LevelTally, tally_data
+from ensemble_ray.record.identity.definition import DIRECT, FINAL, position_of
 from ensemble_ray.record.map_reduce_fold import MapReduceResumeReader, RecordedOutcome
+from ensemble_ray.record.units import LevelTally, tally_data
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.record.view import tree
 from ensemble_ray.record.view.tree import TreeRow, row_text

@@ -16,7 +16,7 @@ from ensemble_ray.execute.agent.context_window import describe_context
 from ensemble_ray.facts.effects import ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched
-from ensemble_ray.record.levels import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.record.units import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import node_key, reflected_instance
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ensemble_ray.errors import OutputParsingError, message_of
+from ensemble_ray.items.line_file import Spool, SpooledSequence
 from ensemble_ray.items.pulling import ItemReader, RefusedItem
 from ensemble_ray.items.results import DeadLetterFile, ResultsFile
-from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.process.concurrency import bridge, run_blocking
-from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.record.identity.definition import item_digest
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
 from ensemble_ray.values.outputs import FailedItem, ItemResult

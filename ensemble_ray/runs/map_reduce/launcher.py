@@ -25,7 +25,7 @@ from ensemble_ray.ports import ChatModel, EventSink, Persistence
 from ensemble_ray.process.concurrency import USER_ERRORS, SystemClock
 from ensemble_ray.process.context import merge_warnings
 from ensemble_ray.record.head import read_head
-from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
+from ensemble_ray.record.identity.definition import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import RunResultHead, assemble
@@ -45,8 +45,7 @@ from ensemble_ray.runs.map_reduce.outputs import MapReduceEnd, MapReduceOutputs
 from ensemble_ray.runs.map_reduce.recovery import conclude, list_reasons, load_end, open_items, rules_of, window_of
 from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
 from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
-from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
-from ensemble_ray.runs.ports import ExecutorSession, RunRequest
+from ensemble_ray.runs.ports import ExecutorSession, RunRequest, claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.values.ids import RUN, new_object_id

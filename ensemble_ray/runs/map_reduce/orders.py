@@ -30,13 +30,12 @@ from ensemble_ray.plan.map_reduce_factories import (
     make_reduce_in_run,
 )
 from ensemble_ray.plan.plan import LoopUnit, Node
-from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run
-from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, synthesize_agents
 from ensemble_ray.plan.unit_plans import task_keys
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
+from ensemble_ray.record.identity.definition import DIRECT, FINAL, map_key, reduce_key
 from ensemble_ray.runs.coordinator import RunDirectives, RunJournal
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, node_type

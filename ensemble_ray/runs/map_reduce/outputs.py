@@ -11,8 +11,8 @@ from typing import cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.items.line_file import Spool, SpooledSequence
 from ensemble_ray.items.pulling import NumberSet
-from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.plan.unit_plans import tool_names
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.ids import key_of

@@ -16,11 +16,10 @@ from ensemble_ray.items.pulling import ItemEntry, ItemReader, ListReader, Pulled
 from ensemble_ray.plan.map_reduce_factories import input_tokens
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.record.head import read_head
-from ensemble_ray.record.identity.map_reduce import DIRECT, position_of
+from ensemble_ray.record.identity.definition import DIRECT, position_of
 from ensemble_ray.record.map_reduce_fold import RecordedOutcome, fails_on_item, read_map_reduce
-from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.result import RunEnd, RunResults, error_trace, failures_by_label, task_error
-from ensemble_ray.record.resume.reading import RecordedFailures
+from ensemble_ray.record.resume.reading import RecordedFailures, is_answered
 from ensemble_ray.record.stores import RunStore
 from ensemble_ray.runs.launching import RunConclusion
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemResultWriter

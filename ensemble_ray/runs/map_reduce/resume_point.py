@@ -21,7 +21,7 @@ from ensemble_ray.facts.runs import (
     read_trace,
 )
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, position_of, reduce_key
+from ensemble_ray.record.identity.definition import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceResumeReader, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
 from ensemble_ray.record.stores import RunStore

@@ -19,7 +19,7 @@ from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.runs import ExitRecorded, ItemOutputRecorded, ItemsRecorded
 from ensemble_ray.ports import EventSink
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.record.identity.map_reduce import map_key
+from ensemble_ray.record.identity.definition import map_key
 from ensemble_ray.runs.coordinator import InitialStep, RunBackgroundTasks, RunJournal, TaskReporter, as_error
 from ensemble_ray.runs.map_reduce.item_loops import ItemLoops, LoopEnd
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemResultWriter

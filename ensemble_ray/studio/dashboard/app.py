@@ -28,10 +28,10 @@ from ensemble_ray.studio.dashboard.hub import (
     MessageHub,
     Sent,
     ShownRuns,
+    WebReviewHandler,
     decode,
     encode,
 )
-from ensemble_ray.studio.dashboard.reviews import WebReviewHandler
 from ensemble_ray.studio.http_server import ANYBODY, BodyLimit, LoopbackCheck, not_found
 from ensemble_ray.studio.local_actions import LocalActions, StudioActions
 from ensemble_ray.studio.reading import StudioReader

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
-from ensemble_ray.values import descriptions
+from ensemble_ray.values import metrics as descriptions
 
 _RANK = {"closed": 0, "half_open": 1, "open": 2}
 _MOST = 200

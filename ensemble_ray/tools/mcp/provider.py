@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pydantic
 
 from ensemble_ray.errors import ToolConfigurationError, ValidationError, message_of
-from ensemble_ray.events.telemetry.active import use_span
+from ensemble_ray.events.telemetry.listener import use_span
 from ensemble_ray.process.context import current_traceparent
 from ensemble_ray.tools.foreign_schema import SchemaError, normalise_parameters, rename_properties
 from ensemble_ray.tools.mcp.address import ServerAddress, is_lost

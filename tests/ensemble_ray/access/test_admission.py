@@ -8,8 +8,17 @@ from datetime import UTC, datetime
 import pytest
 
 from ensemble_ray import RateLimit
-from ensemble_ray.access.admission import Admission, Admitted, Credentials, Denied, KeyPolicy
-from ensemble_ray.access.keys import ApiKey, Right, digest_of, new_key
+from ensemble_ray.access.admission import (
+    Admission,
+    Admitted,
+    ApiKey,
+    Credentials,
+    Denied,
+    KeyPolicy,
+    Right,
+    digest_of,
+    new_key,
+)
 
 
 def made(rate: RateLimit | None = None) -> tuple[str, ApiKey]:

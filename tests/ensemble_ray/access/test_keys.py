@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError, RateLimit, ValidationError
+from ensemble_ray.access.admission import ApiKey, Right, is_key, new_key, parse_rate, parse_rights, render_rate
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import ApiKey, Right, is_key, new_key, parse_rate, parse_rights, render_rate
 from ensemble_ray.record.stores import Ownership
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -174,7 +174,7 @@ def test_two_that_write_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.
 
 def test_no_more_keys_are_kept_than_a_request_is_compared_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-SRV-150."""
-    monkeypatch.setattr("ensemble_ray.access.keys._MOST_KEYS", 1)
+    monkeypatch.setattr("ensemble_ray.access.admission._MOST_KEYS", 1)
     file = KeyFile(tmp_path)
     file.add(made()[1])
     with pytest.raises(ValidationError, match="the limit is 1"):

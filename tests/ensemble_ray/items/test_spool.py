@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import EnsembleOutput, ExecutionTrace, IllegalStateError, TaskOutput, TaskTrace, ValidationError
-from ensemble_ray.items.spool import Spool, SpooledSequence
+from ensemble_ray.items.line_file import Spool, SpooledSequence
 from ensemble_ray.values.value import utc_of
 
 OUTPUTS = [

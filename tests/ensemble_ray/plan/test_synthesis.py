@@ -20,8 +20,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.definition import EnsembleDefinition
-from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.planner import plan_run, resolve_tasks, synthesize_agents
 from ensemble_ray.testing import ScriptedModel
 
 LIMIT = RateLimit.per_minute(60)

@@ -36,8 +36,7 @@ from ensemble_ray.plan.plan import (
     in_waiting_order,
     members_of,
 )
-from ensemble_ray.plan.planner import Planned, plan_run, resolve_tasks
-from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.plan.planner import Planned, plan_run, resolve_tasks, synthesize_agents
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import task_after
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from ensemble_ray.process.collector import collecting_less
+from ensemble_ray.process.context import collecting_less
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ensemble_ray import Agent, DefaultManagerPromptStrategy, ManagerPromptContext, Task, TaskOutput
-from ensemble_ray.prompts.manager import manager_prompts
+from ensemble_ray.prompts.task import manager_prompts
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()

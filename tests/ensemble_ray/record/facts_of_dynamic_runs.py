@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import GroupRecorded, ItemsRecorded
-from ensemble_ray.record.identity.map_reduce import FINAL, item_digest
+from ensemble_ray.record.identity.definition import FINAL, item_digest
 from ensemble_ray.values.ids import instance_of
 
 from .facts_of_runs import RUN, fact

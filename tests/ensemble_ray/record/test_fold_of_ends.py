@@ -1,7 +1,7 @@
 """Tasks that did not complete, as the fold of a run's facts tells of them."""
 
 from ensemble_ray.record.trace import fold_trace
-from ensemble_ray.record.view.spans import recorded_spans
+from ensemble_ray.record.view.exporters import recorded_spans
 
 from .facts_of_runs import begun, ended, fact, model, node
 

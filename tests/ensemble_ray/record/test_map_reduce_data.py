@@ -13,17 +13,17 @@ import pytest
 
 from ensemble_ray import OpenAIChatModel
 from ensemble_ray.facts.runs import GroupRecorded, ItemsRecorded, PlanRecorded
-from ensemble_ray.record.identity.definition import differences
-from ensemble_ray.record.identity.map_reduce import (
+from ensemble_ray.record.identity.definition import (
     DIRECT,
     FINAL,
+    differences,
     item_digest,
     map_key,
     map_reduce_run_data,
     position_of,
     reduce_key,
 )
-from ensemble_ray.record.rerun import check_same, what_differs
+from ensemble_ray.record.resume.reading import check_same, what_differs
 
 MODEL = OpenAIChatModel("gpt-4o-mini", base_url="https://me:pw@example.org/v1", api_key="sk-secret")
 

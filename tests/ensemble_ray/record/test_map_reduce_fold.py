@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import ExitReason, RecordError, RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded
-from ensemble_ray.record.identity.map_reduce import FINAL, item_digest, reduce_key
+from ensemble_ray.record.identity.definition import FINAL, item_digest, reduce_key
 from ensemble_ray.record.map_reduce_fold import (
     MAP_REDUCE_KINDS,
     MapReduceResumeReader,

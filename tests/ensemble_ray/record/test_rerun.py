@@ -8,7 +8,7 @@ import pytest
 from ensemble_ray import RunExistsError, RunState, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import FailureRecorded, PlanRecorded
-from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
+from ensemble_ray.record.resume.reading import check_same, is_answered, recorded_output, what_differs
 from ensemble_ray.record.stores import fork_advice, resume_advice
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output

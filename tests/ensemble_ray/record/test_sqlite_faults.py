@@ -17,9 +17,9 @@ from ensemble_ray import RecordError, RunState
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.resume.planned import read_planned
 from ensemble_ray.record.resume.reading import read_pages
+from ensemble_ray.record.sqlite.file import _copy
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, CommitLock
 from ensemble_ray.record.sqlite.losses import RECORD
-from ensemble_ray.record.sqlite.reading import _copy
 from ensemble_ray.record.sqlite.store import SqliteStore
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 

@@ -13,8 +13,7 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import OwnedRun, StoreAddress
-from ensemble_ray.runs.ownership import claim_run, release_run
-from ensemble_ray.runs.ports import SubmissionReason
+from ensemble_ray.runs.ports import SubmissionReason, claim_run, release_run
 
 PLAN = Fact(run="r", name="run", at=1.0, data=PlanRecorded())
 

@@ -10,9 +10,8 @@ from ensemble_ray import ExitReason, Plan
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.machine import InvalidTransitionError, TaskState
+from ensemble_ray.schedule.machine import InvalidTransitionError, ParallelMachine, SequentialMachine, TaskState
 from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, decode_stimulus, encode_stimulus
-from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from tests.ensemble_ray.schedule.invariants import check
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,

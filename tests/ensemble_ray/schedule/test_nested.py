@@ -21,11 +21,10 @@ from ensemble_ray.schedule.instructions import (
     TaskChanges,
     UntilHolds,
 )
-from ensemble_ray.schedule.machine import TaskState
+from ensemble_ray.schedule.machine import ParallelMachine, SequentialMachine, TaskState
 from ensemble_ray.schedule.nested import NestedSource, make_machine
 from ensemble_ray.schedule.stimuli import Begun, Completed
 from ensemble_ray.schedule.unit import HistoryEntry, Parts, StopRequested, UnitMember, UnitStimulus
-from ensemble_ray.schedule.workflows import ParallelMachine, SequentialMachine
 from tests.ensemble_ray.schedule.nesting import Nest, cancelled, loop, nested, node
 
 A = loop("a", "x", max_iterations=2, has_until=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ensemble_ray.studio.schemas import Actors, ProcessInfo, TaskHere
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
-from ensemble_ray.values.descriptions import (
+from ensemble_ray.values.metrics import (
     ActorDescription,
     BucketDescription,
     ClusterDescription,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ensemble_ray import RunState
-from ensemble_ray.access.keys import Right, new_key
+from ensemble_ray.access.admission import Right, new_key
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio.http_server import _KeyHolder
 

@@ -14,8 +14,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RecordedRun
-from ensemble_ray.studio.reading import RunViews, StudioReader
-from ensemble_ray.studio.run_list import RunListing
+from ensemble_ray.studio.reading import RunListing, RunViews, StudioReader
 from ensemble_ray.studio.views.run_view import RunView
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 

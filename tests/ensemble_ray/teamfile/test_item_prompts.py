@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray import Agent, MapEnsemble, Task, ValidationError
-from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
+from ensemble_ray.record.identity.definition import map_reduce_run_data
 from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
 from ensemble_ray.testing import ScriptedModel
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ensemble_ray.cli.jobs import node_data, node_lines
-from ensemble_ray.values.descriptions import NodeReport, NodesReport
+from ensemble_ray.cli.commands.submit import node_data, node_lines
+from ensemble_ray.values.metrics import NodeReport, NodesReport
 
 HERE = NodeReport(address="here", python="3.12.1", packages={"ray": "2.60.0", "ensemble-ray": "1.0", "openai": "3"})
 SAME = replace(HERE, address="10.0.0.1", node_id="a1", endpoints={"https://e/v1": ""})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import IllegalStateError
-from ensemble_ray.visualization.layout import Box, EdgeLine, Frame, Layout, Rect, lay_out
+from ensemble_ray.visualization.flow import Box, EdgeLine, Frame, Layout, Rect, lay_out
 
 
 def _boxes(*names: str, frame: str | None = None) -> list[Box]:

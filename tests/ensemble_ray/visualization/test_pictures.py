@@ -10,8 +10,8 @@ import pytest
 from ensemble_ray import DagExporter, Ensemble, Graph, GraphEdge, Loop, MapEnsemble, MapReduceEnsemble
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.visualization.declared import dag_flow, map_reduce_flow
+from ensemble_ray.visualization.dev_tools import render_mermaid, render_svg
 from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowNode, place_flow
-from ensemble_ray.visualization.rendering import render_mermaid, render_svg
 from tests.builders import agent, task
 
 _HOSTILE = "</text><script>alert(1)</script> \x1b[31m \u202e \x00 \ud800 \"'`#; &amp; ]]> %%{init}%%"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.cli.commands.checks import (
+from ensemble_ray.cli.commands.doctor import (
     check_embedded,
     check_endpoint,
     check_model,
@@ -16,8 +16,8 @@ from ensemble_ray.cli.commands.checks import (
     check_python,
     check_ray_token,
     check_records,
+    finding_lines,
 )
-from ensemble_ray.cli.commands.doctor import finding_lines
 from tests.command_line import Call
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from ensemble_ray.access.admission import digest_of
 from ensemble_ray.access.key_store import KeyFile
-from ensemble_ray.access.keys import digest_of
 from ensemble_ray.process.config import home_directory
 from tests.command_line import Call
 

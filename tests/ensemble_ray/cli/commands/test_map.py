@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray import MapEnsemble, MapReduceEnsemble, ValidationError
 from ensemble_ray.cli.map_team import map_team, recorded_map
 from ensemble_ray.process.concurrency import run_blocking
-from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
+from ensemble_ray.record.identity.definition import map_reduce_run_data
 from ensemble_ray.teamfile import load_source
 from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
 from tests.command_line import Call

@@ -11,7 +11,7 @@ from ensemble_ray.cli.demo import Comparison, demo_team
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
+from ensemble_ray.record.identity.definition import map_reduce_run_data
 from ensemble_ray.teamfile import Runnable, load_source
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import EnsembleError, ValidationError
-from ensemble_ray.cli.jobs import ClusterCommand, confirm_leaving, ships, wanted_environment
+from ensemble_ray.cli.commands.submit import ClusterCommand, confirm_leaving, ships, wanted_environment
 from ensemble_ray.ports import JobEnd
 
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.cli.jobs import JobLog, JobLogLine
+from ensemble_ray.cli.commands.submit import JobLog, JobLogLine
 
 MARK = "result-0123:"
 

@@ -6,7 +6,7 @@ import pytest
 
 from ensemble_ray import ValidationError
 from ensemble_ray.items.pulling import ListReader
-from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.record.identity.definition import item_digest
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint

@@ -13,7 +13,7 @@ from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import GroupRecorded
-from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.record.identity.definition import item_digest
 from ensemble_ray.values.ids import instance_of
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, RefusingJournal, ending, map_task, team, until

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from ensemble_ray import Ensemble, EnsembleListener, OpenTelemetryListener, ValidationError
 from ensemble_ray.events import telemetry
-from ensemble_ray.events.telemetry import active as switch
+from ensemble_ray.events.telemetry import listener as switch
 from ensemble_ray.events.telemetry.otlp import own_resource, readable
 from ensemble_ray.events.telemetry.spans import SpanData
 from ensemble_ray.testing import ScriptedModel

@@ -20,7 +20,7 @@ from ensemble_ray import (
     ReviewTiming,
     Task,
 )
-from ensemble_ray.execute.review.console import ConsoleReviewHandler
+from ensemble_ray.execute.review.handlers import ConsoleReviewHandler
 from ensemble_ray.testing import ScriptedModel
 
 CHOICE = "[c] Continue  [e] Edit  [x] Exit early"

@@ -30,8 +30,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.execute.review.gates import ToolReviews
 from ensemble_ray.execute.review.handlers import LocalReviewer
-from ensemble_ray.execute.review.tool_reviews import ToolReviews
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import ReviewDecided, ReviewRequested

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray import CostConfiguration, IllegalStateError
-from ensemble_ray.llm.limits.budget import Budget, Proceed, Refuse
+from ensemble_ray.llm.limits.breaker import Budget, Proceed, Refuse
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget, price
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.

@@ -15,7 +15,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.plan.plan import EdgeEntry
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.rerun import recorded_output
+from ensemble_ray.record.resume.reading import recorded_output
 from ensemble_ray.record.trace import fold_output, fold_trace
 from ensemble_ray.record.units import PredicateAnswer, verdicts_of
 from ensemble_ray.schedule.instructions import CountTokens, EdgeMatches, UntilHolds

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.identity.map_reduce import item_digest
+from ensemble_ray.record.identity.definition import item_digest
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
