@@ -7,7 +7,7 @@ import sys
 
 from ensemble_ray.cli.inputs.arguments import check_team_keys_here
 from ensemble_ray.cli.view.failures import describe_error, exit_code_of
-from ensemble_ray.cli.view.terminal import FINE, say
+from ensemble_ray.cli.view.terminal import FINE, write_note
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler
 from ensemble_ray.serve.catalog import load_teams, team_names
@@ -24,22 +24,22 @@ def main(argument: str) -> int:
         for team_name, team in teams.items():
             handler, wait = team.definition.review_handler, team.definition.review_wait
             if isinstance(handler, ConsoleReviewHandler) and wait is ReviewWait.ATTACHED:
-                say(
+                write_note(
                     f"Team '{team_name}': its reviews are asked at the console, and a served run has none, so they end the run early. "
                     "Set review_wait: detach in the team, and decide at POST /reviews"
                 )
         from ensemble_ray.serve.app import EndpointPlace, serve_until_interrupted
     except (EnsembleError, ValidationError) as error:
-        say(describe_error(error))
+        write_note(describe_error(error))
         return exit_code_of(error)
     except ImportError as error:
-        say(f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"')
+        write_note(f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"')
         return exit_code_of(ValidationError(str(error)))
     place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
     try:
         serve_until_interrupted(options, place, name=name, teams=teams)
     except (EnsembleError, ValidationError) as error:
-        say(describe_error(error))
+        write_note(describe_error(error))
         return exit_code_of(error)
     return FINE
 

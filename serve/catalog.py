@@ -1,4 +1,4 @@
-"""Tools, models and Datasets that an operator serves. Clients cannot call other tools of the teams."""
+"""The teams, tools, models and Datasets that an operator serves. Clients cannot call other tools of the teams."""
 
 from __future__ import annotations
 

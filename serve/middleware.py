@@ -1,4 +1,4 @@
-"""ASGI middleware of an endpoint: checks of host, origin, key and body length."""
+"""ASGI middleware of an endpoint (checks of host, origin, key and body length), and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port through which routes start, follow, steer and cancel runs."""
+"""The port through which routes start, follow, steer and cancel runs, and the metrics of those runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends a run's events to the hub: as bytes, in order, in batches."""
+"""The hub of a run's events, and what sends events to it: as bytes, in order, in batches."""
 
 from __future__ import annotations
 

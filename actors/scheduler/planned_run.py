@@ -131,7 +131,7 @@ class PlannedRun:
         # Predicates run in the host of the run's callables; listeners and memory are in the driver.
         announcements = self._announcements
         return UnitPorts(
-            predicates=HostedPredicates(self._session),
+            predicates=RemotePredicates(self._session),
             lives_with=self._session.is_beside_callables,
             announce=(lambda _what, _outputs: None) if announcements is None else announcements.announce,
             failure_of=_failure_of,
@@ -300,7 +300,7 @@ class Announcements:
             self._start(orders)
 
 
-class HostedPredicates:
+class RemotePredicates:
     """Predicates in the process of the run's callables. Implements `Predicates` with outputs as bytes."""
 
     def __init__(self, session: RunSession) -> None:

@@ -35,7 +35,7 @@ class CallableHost(AgentActor):
         super().__init__(name, scheduler)
         self._held: dict[str, HeldCallables] = {}
         self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
-        self._predicates: dict[str, HeldPredicates] = {}
+        self._predicates: dict[str, PredicateEvaluator] = {}
 
     async def hold(self, body: bytes) -> None:
         """Store callables, and drop callables of finished tasks."""
@@ -58,7 +58,7 @@ class CallableHost(AgentActor):
             refuse(callables, refusal)
             refuse(self._binding(run_id), refusal)  # no `bind` will follow
             raise refusal from error
-        self._predicates[run_id] = HeldPredicates(LocalPredicates(predicates))
+        self._predicates[run_id] = PredicateEvaluator(LocalPredicates(predicates))
         callables.set_result(LocalCallables(held, policies))
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
@@ -111,7 +111,7 @@ class CallableHost(AgentActor):
         return self._callables[run_id].result()
 
 
-class HeldPredicates:
+class PredicateEvaluator:
     def __init__(self, predicates: LocalPredicates) -> None:
         self._predicates = predicates
         self._open: dict[UnitQuestion, asyncio.Task[bool | EvaluationFailed | None]] = {}

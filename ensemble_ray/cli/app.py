@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
+from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, show, write_note
 
 _PLACES = {
     "map": "commands.map:map_items", "run": "commands.run:run", "submit": "commands.submit:submit",
@@ -100,7 +100,7 @@ def invoke(arguments: Sequence[str]) -> int:
         words = [each for each in arguments if each != "--debug"]
         code = cast("Any", make_app(words))(words, prog_name="ensemble-ray", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        say("Interrupted.")
+        write_note("Interrupted.")
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001  the last frame: it is reported, with --debug as a traceback
         return _report(error, is_debug=is_debug)
@@ -113,16 +113,16 @@ def _report(error: Exception, *, is_debug: bool) -> int:
         path = "ensemble-ray" if context is None else context.command_path
         text = cast("Any", error).format_message()
         if type(error).__name__ == "NoArgsIsHelpError":
-            say(text)  # the help
+            write_note(text)  # the help
         else:
-            say(f"Error: {text}\nSee: {path} --help")
+            write_note(f"Error: {text}\nSee: {path} --help")
         return USAGE
     from ensemble_ray.cli.view.failures import advice_of, describe_error, exit_code_of
 
     if not is_debug:
-        say(describe_error(error))
+        write_note(describe_error(error))
         return exit_code_of(error)
-    say("".join(traceback.format_exception(error)).rstrip())
+    write_note("".join(traceback.format_exception(error)).rstrip())
     if advice := advice_of(error):
-        say(f"What to do: {advice}")
+        write_note(f"What to do: {advice}")
     return exit_code_of(error)

@@ -29,10 +29,10 @@ from ensemble_ray.cli.view.terminal import (
     INTERRUPTED,
     count_noun,
     own_command,
-    say,
-    say_piece,
     screen_line,
     show,
+    write_note,
+    write_part,
 )
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
@@ -356,17 +356,19 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
     answers = _kill_at(max(1, passages // 2), options, run_id)
     if answers is None:
         return FAILED
-    say(f"\nKilled with SIGKILL: the demo and all that it started, when {len(answers)} model calls were answered.")
+    write_note(
+        f"\nKilled with SIGKILL: the demo and all that it started, when {len(answers)} model calls were answered."
+    )
     for command in (["runs"], ["resume", run_id]):
-        say(f"\n$ {own_command()} {' '.join(command)}")
+        write_note(f"\n$ {own_command()} {' '.join(command)}")
         sys.stdout.flush()
         code = subprocess.run([*OUR_PROGRAM, *command], check=False).returncode  # noqa: S603  our own command
         if code != FINE:
             return code
     compared = Comparison(before=answers, after=_answers(run_id), slots=slots)
-    say("\nModel calls in the record:\n")
+    write_note("\nModel calls in the record:\n")
     show(compared.table())
-    say(
+    write_note(
         f"\nThe {len(answers)} answers that were recorded before the kill were used again. The "
         f"{len(compared.asked_after)} calls after it had not been made before, or had no answer."
     )
@@ -388,7 +390,7 @@ def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[Mo
     finally:
         if process.poll() is None:
             kill_session(process)
-    say(f"The demo ended with exit code {process.returncode} before it could be killed.")
+    write_note(f"The demo ended with exit code {process.returncode} before it could be killed.")
     return None
 
 
@@ -464,9 +466,9 @@ def serve_and_ask(llm: str) -> int:
                 _ask_as_openai(endpoint)
                 _decide_a_review(endpoint)
         except (OSError, EnsembleError) as error:
-            say(f"The demonstration failed: {error}")
+            write_note(f"The demonstration failed: {error}")
             return FAILED
-        say("Stopped. The temporary files are removed.")
+        write_note("Stopped. The temporary files are removed.")
         return FINE
 
 
@@ -476,50 +478,52 @@ def _ask_as_openai(endpoint: _Endpoint) -> None:
     said: Any = [{"role": "user", "content": _QUESTION}]
     try:
         with OpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key, timeout=_ANSWER_S, max_retries=0) as client:
-            say(f"\nclient.models.list(): {', '.join(sorted(each.id for each in client.models.list()))}")
+            write_note(f"\nclient.models.list(): {', '.join(sorted(each.id for each in client.models.list()))}")
             begun = time.monotonic()
             answer = client.chat.completions.create(model="answer", messages=said)
             took_s = time.monotonic() - begun
-            say(f"\nclient.chat.completions.create(model='answer'), {_QUESTION!r}, in {took_s:.1f} s:")
-            say(f"  {answer.choices[0].message.content}")
-            say(f"  run {answer.id}, {answer.usage.total_tokens if answer.usage else '?'} tokens")
+            write_note(f"\nclient.chat.completions.create(model='answer'), {_QUESTION!r}, in {took_s:.1f} s:")
+            write_note(f"  {answer.choices[0].message.content}")
+            write_note(f"  run {answer.id}, {answer.usage.total_tokens if answer.usage else '?'} tokens")
             _stream(client)
     except OpenAIError as error:
         raise EnsembleError(f"the endpoint answered the openai client: {error}") from error
 
 
 def _stream(client: Any) -> None:
-    say(f"\nclient.chat.completions.create(model='answer', stream=True), {_OTHER_QUESTION!r}:")
+    write_note(f"\nclient.chat.completions.create(model='answer', stream=True), {_OTHER_QUESTION!r}:")
     begun, first_s, pieces = time.monotonic(), None, 0
     said = [{"role": "user", "content": _OTHER_QUESTION}]
-    say_piece("  ")
+    write_part("  ")
     for chunk in client.chat.completions.create(model="answer", messages=said, stream=True):
         if piece := chunk.choices[0].delta.content if chunk.choices else None:
             first_s = first_s or time.monotonic() - begun
             pieces += 1
-            say_piece(piece)
-    say(f"\n  {pieces} pieces, the first after {first_s or 0:.1f} s, the last after {time.monotonic() - begun:.1f} s")
+            write_part(piece)
+    write_note(
+        f"\n  {pieces} pieces, the first after {first_s or 0:.1f} s, the last after {time.monotonic() - begun:.1f} s"
+    )
 
 
 def _decide_a_review(endpoint: _Endpoint) -> None:
     body = {"ensemble": "letter", "inputs": {"name": "Ada"}, "run_id": "letter-to-ada"}
-    say(f"\nPOST /runs?wait=300 {json.dumps(body)}")
+    write_note(f"\nPOST /runs?wait=300 {json.dumps(body)}")
     run = endpoint.ask("POST", f"/runs?wait={_ANSWER_S:.0f}", body)
-    say(f"  {run['status']}: it holds no process while it waits")
-    say("\nGET /reviews")
+    write_note(f"  {run['status']}: it holds no process while it waits")
+    write_note("\nGET /reviews")
     (review,) = endpoint.ask("GET", "/reviews")["reviews"]
-    say(f"  {review['prompt']} {review['task_output']}")
+    write_note(f"  {review['prompt']} {review['task_output']}")
     decision = {"decision": "edit", "text": "Thank you for your help with the machine, Ada.", "comment": "Warmer"}
-    say(f"\nPOST /reviews/{review['run_id']}/{review['gate_id'][:8]}... {json.dumps(decision)}")
+    write_note(f"\nPOST /reviews/{review['run_id']}/{review['gate_id'][:8]}... {json.dumps(decision)}")
     decided = endpoint.ask("POST", f"/reviews/{review['run_id']}/{review['gate_id']}", decision)
-    say(f"  {decided['decision']}: the run continues")
-    say("\nGET /runs/letter-to-ada/events")
+    write_note(f"  {decided['decision']}: the run continues")
+    write_note("\nGET /runs/letter-to-ada/events")
     for event in endpoint.events("letter-to-ada"):
-        say(f"  {event}")
+        write_note(f"  {event}")
     found = endpoint.ask("GET", "/runs/letter-to-ada")
     if found["status"] != "completed":
         raise EnsembleError(f"the run ended as {found['status']}: {found['error']}")
-    say(f"\nThe letter:\n  {found['result']['raw']}")
+    write_note(f"\nThe letter:\n  {found['result']['raw']}")
 
 
 @contextlib.contextmanager
@@ -532,8 +536,8 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
     key = made.stdout.strip()
     if made.returncode != FINE:
         raise EnsembleError(f"no key could be made: {made.stderr.strip()}")
-    say(f"$ {own_command()} keys add demo --teams '*' --rights run,read,review\n  erk_...{key[-4:]}")
-    say(f"\n$ {own_command()} serve {' '.join(file.name for file in files)} --port 0")
+    write_note(f"$ {own_command()} keys add demo --teams '*' --rights run,read,review\n  erk_...{key[-4:]}")
+    write_note(f"\n$ {own_command()} serve {' '.join(file.name for file in files)} --port 0")
     log = folder / "log"
     begun = time.monotonic()
     words = [*OUR_PROGRAM, "serve", *map(str, files), "--port", "0"]
@@ -543,10 +547,10 @@ def _serving(folder: Path, files: list[Path]) -> Generator[_Endpoint]:
         )
     try:
         url = _address(process, log)
-        say(f"  {url} answers after {time.monotonic() - begun:.1f} s")
+        write_note(f"  {url} answers after {time.monotonic() - begun:.1f} s")
         yield _Endpoint(url, key)
     finally:
-        say("\nStopping the endpoint.")
+        write_note("\nStopping the endpoint.")
         process.send_signal(signal.SIGINT)
         try:
             process.wait(_STOP_S)
@@ -576,14 +580,14 @@ def show_in_studio(team: T, run: Callable[[T], int], wait: Callable[[], object] 
     """Serve the team's page until Ctrl-C, or until `wait` returns."""
     dashboard = _start_dashboard()
     try:
-        say(f"Studio: http://127.0.0.1:{dashboard.actual_port}/")
+        write_note(f"Studio: http://127.0.0.1:{dashboard.actual_port}/")
         code = run(team.model_copy(update={"dashboard": dashboard}))
         if code != INTERRUPTED:
-            say(f"The run stays at http://127.0.0.1:{dashboard.actual_port}/ until Ctrl-C.")
+            write_note(f"The run stays at http://127.0.0.1:{dashboard.actual_port}/ until Ctrl-C.")
             try:
                 (wait or threading.Event().wait)()
             except KeyboardInterrupt:
-                say("Stopped.")
+                write_note("Stopped.")
     finally:
         dashboard.stop()
     return code

@@ -1,4 +1,4 @@
-"""A file of lines, one per item, that survives kills and resumes. The calls block.
+"""Files of lines, one per item, that survive kills and resumes, and outputs that a run keeps on disk. The calls block.
 
 A writer holds the file's lock and first reads the lines of other processes, so an item never gets a second line.
 """

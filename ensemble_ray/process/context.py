@@ -1,4 +1,4 @@
-"""Context of work inside a process (log fields, effect, span, waits for permits), and loggers.
+"""Context of work inside a process (log fields, effect, span, waits for permits), loggers, and the garbage collector.
 
 Context variables do not cross processes: the actor or the inline runtime sets them from a message (S-CONV-35).
 """

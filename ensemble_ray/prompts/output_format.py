@@ -80,7 +80,7 @@ def describe_schema(output_type: OutputType | None) -> str:
         }
     """
     if output_type is None or output_type is type(None):
-        raise ValueError("Cannot describe the schema of None. Give a type, such as a pydantic model, str or list[int]")
+        raise ValueError("Cannot describe the schema of None. Pass a type, such as a pydantic model, str or list[int]")
     options = _options(output_type)
     return " or ".join(_describe(option, -1) if option is not type(None) else "null" for option in options)
 

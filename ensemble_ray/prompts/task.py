@@ -1,4 +1,4 @@
-"""Prompts of a task, and of a reflection on it."""
+"""Prompts of a task, of a manager, and of a reflection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units of a run: their results, the outputs that they show, and their histories and traces. Pure.
+"""The units and levels of a run: their results, the outputs that they show, and their histories and traces. Pure.
 
 A live run has the results from its machines, a record from the stimuli of its source.
 """

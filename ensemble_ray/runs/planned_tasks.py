@@ -162,7 +162,7 @@ class RecordedResults:
         """Return the recorded work of a stopped task that does not run again (S-DUR-135)."""
         return None if self._resumed is None else self._resumed.stopped.get(instance)
 
-    def most_of(self, result: AnyResult) -> AnyResult:
+    def choose_result(self, result: AnyResult) -> AnyResult:
         """Return a stopped task's result, or its recorded work if that is more."""
         before = self.find_stopped(result.instance)
         if before is None or result.status != "cancelled":
@@ -439,7 +439,7 @@ class PlannedTasks:
                 self._note_failure(result)
                 return Failed(at=result.at, instance=instance, error_type=error_type, message=message)
             case _:
-                self._store_unfinished(self._recorded.most_of(result))
+                self._store_unfinished(self._recorded.choose_result(result))
                 if result.status == "waiting":
                     return self.suspended.add(result)
                 if result.status == "exited":

@@ -1,4 +1,4 @@
-"""Ports between runs and runtimes. A run with items or factories is coordinated by its caller (decision 0007)."""
+"""Ports between runs and runtimes, and who owns a run. A run with items or factories is coordinated by its caller (decision 0007)."""
 
 from __future__ import annotations
 

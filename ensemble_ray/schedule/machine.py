@@ -1,4 +1,4 @@
-"""The base of all workflow machines."""
+"""The base of all workflow machines, and those of sequential and parallel workflows."""
 
 from __future__ import annotations
 

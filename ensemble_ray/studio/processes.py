@@ -25,7 +25,7 @@ from ensemble_ray.process.private_files import FoundCluster, find_cluster
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.studio.http_server import ANYBODY, Visitor
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.schemas import Actors, TaskHere
+from ensemble_ray.studio.schemas import Actors, ProcessTask
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.metrics import ClusterDescription, load_cluster
@@ -110,7 +110,7 @@ class RunProcesses:
             host=host,
             pid=pid,
             name=run.owner,
-            running=[TaskHere(run_id=run.run_id, step=step.id, since=step.started_at) for step in shown],
+            running=[ProcessTask(run_id=run.run_id, step=step.id, since=step.started_at) for step in shown],
             more_running=max(0, len(running) - _MOST_STEPS),
             memory_mb=memory_mb,
         )

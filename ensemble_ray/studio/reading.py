@@ -213,7 +213,7 @@ def _position_of(cursor: str) -> tuple[float, str]:
         ) from None
 
 
-_KEPT_OF_READING = 16  # views in the cache. Followed views stay: a new view folds the whole record.
+_KEPT_RUNS = 16  # views in the cache. Followed views stay: a new view folds the whole record.
 _FOLLOWED_S = 10.0  # a view without requests for so long is not followed
 
 
@@ -246,7 +246,7 @@ class RunViews:
             kept = self._kept[run_id] = _Kept(summary.created_at, RunView(run_id), self._clock())
         self._kept.move_to_end(run_id)
         kept.asked_at = self._clock()
-        while len(self._kept) > _KEPT_OF_READING:  # views without followers go, the least recently used first
+        while len(self._kept) > _KEPT_RUNS:  # views without followers go, the least recently used first
             oldest_id, oldest = next(iter(self._kept.items()))
             if self._clock() - oldest.asked_at < _FOLLOWED_S:
                 break

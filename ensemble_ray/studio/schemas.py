@@ -98,14 +98,14 @@ class RunPreview(StudioSchema):
     blocked: Text | None = None  # why not
 
 
-class TaskHere(StudioSchema):
+class ProcessTask(StudioSchema):
     run_id: str
     step: str
     since: Millis | None = None  # null: it waits there, or was just sent
     deaths: int = 0  # of processes that executed it
 
 
-class RunHere(StudioSchema):
+class ProcessRun(StudioSchema):
     run_id: str
     known: bool = True  # this store has its record
     agents: list[Text] = []  # roles
@@ -122,10 +122,10 @@ class ProcessInfo(StudioSchema):
     kind: Literal["scheduler", "agent", "manager", "callables", "journal", "limiter", "events", "driver"]
     #: `silent`: does not answer; `kept`: idle until the next run; `retiring`: ends after its runs
     state: Literal["ready", "starting", "silent", "kept", "retiring"] = "ready"
-    runs: list[RunHere] = []
+    runs: list[ProcessRun] = []
     more_runs: int = 0
     queue: int | None = None  # waiting work
-    in_flight: list[TaskHere] = []  # the first; `more_in_flight` counts the others
+    in_flight: list[ProcessTask] = []  # the first; `more_in_flight` counts the others
     more_in_flight: int = 0
     restarts: int | None = None  # dead processes that it replaces
     scheduler: str | None = None

@@ -20,7 +20,7 @@ _MAX_CANDIDATES, _MAX_CANDIDATE_CHARS = 1000, 100  # of a similar name
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Spot:
+class Position:
     line: int
     column: int
 
@@ -28,12 +28,12 @@ class Spot:
 class Problems:
     def __init__(self, file: str) -> None:
         self._file = file
-        self._found: dict[tuple[Spot, str], None] = {}
+        self._found: dict[tuple[Position, str], None] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, spot: Spot, where: str, text: str) -> None:
+    def add(self, spot: Position, where: str, text: str) -> None:
         """Add a mistake at a path of keys, such as `agents.writer.goal`; empty: the whole file."""
         self._found[spot, f"{where}: {text}" if where else text] = None
 
@@ -131,13 +131,13 @@ _MAX_NUMBER = 400  # Python refuses longer integers; PyYAML reads base-60 number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    spot: Spot
+    spot: Position
     value: str | int | float | bool | None
     written: str
 
 
 class Items(list["Located"]):
-    def __init__(self, spot: Spot, items: Iterable[Located]) -> None:
+    def __init__(self, spot: Position, items: Iterable[Located]) -> None:
         super().__init__(items)
         self.spot = spot
 
@@ -145,7 +145,7 @@ class Items(list["Located"]):
 class Entries(dict[str, "Located"]):
     """A mapping. Keys are texts as written: `on:` is the key `on`, not a boolean."""
 
-    def __init__(self, spot: Spot, values: Mapping[str, Located], key_spots: dict[str, Spot]) -> None:
+    def __init__(self, spot: Position, values: Mapping[str, Located], key_spots: dict[str, Position]) -> None:
         super().__init__(values)
         self.spot = spot
         self.key_spots = key_spots
@@ -153,14 +153,14 @@ class Entries(dict[str, "Located"]):
 
 Located = Scalar | Items | Entries
 Loc: TypeAlias = tuple[int | str, ...]  # path of keys and list positions
-NOWHERE = Spot(1, 1)
+NOWHERE = Position(1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePosition:
     path: str
     value: Located
-    key_spot: Spot
+    key_spot: Position
 
 
 def locate(root: Located, path: Loc) -> SourcePosition:
@@ -180,7 +180,7 @@ def locate(root: Located, path: Loc) -> SourcePosition:
 
 
 class _TooLargeError(Exception):
-    def __init__(self, spot: Spot, text: str) -> None:
+    def __init__(self, spot: Position, text: str) -> None:
         super().__init__(spot, text)
         self.spot = spot
         self.text = text
@@ -212,25 +212,25 @@ def read_document(text: str, problems: Problems) -> Located | None:
         root = yaml.compose(text, Loader=_Loader)
         if root is not None:
             return _Reader(problems).read(root, "")
-        problems.add(Spot(1, 1), "", "the file is empty")
+        problems.add(Position(1, 1), "", "the file is empty")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
         hint = " (indent with spaces, not tabs)" if "'\\t'" in what else ""
-        problems.add(_spot(mark) if mark else Spot(1, 1), "", f"not valid YAML: {what}{hint}")
+        problems.add(_spot(mark) if mark else Position(1, 1), "", f"not valid YAML: {what}{hint}")
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        spot = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
         problems.add(spot, "", f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed")
     except RecursionError:  # deep nesting, or a chain of aliases
-        problems.add(Spot(1, 1), "", "nested too deeply")
+        problems.add(Position(1, 1), "", "nested too deeply")
     except _TooLargeError as error:
         problems.add(error.spot, "", str(error))
     return None
 
 
-def _spot(mark: yaml.Mark) -> Spot:
-    return Spot(mark.line + 1, mark.column + 1)
+def _spot(mark: yaml.Mark) -> Position:
+    return Position(mark.line + 1, mark.column + 1)
 
 
 class _Reader:
@@ -268,7 +268,7 @@ class _Reader:
         self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in parts)
         return found
 
-    def _convert(self, node: yaml.Node, spot: Spot, where: str) -> Located:
+    def _convert(self, node: yaml.Node, spot: Position, where: str) -> Located:
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, spot, where)
         if isinstance(node, yaml.SequenceNode):
@@ -318,14 +318,14 @@ class _Reader:
             self._problems.add(_spot(node.start_mark), where, f"'{node.value}' is no {kind}")
         return str(node.value)
 
-    def _check_text(self, text: str, spot: Spot, where: str) -> None:
+    def _check_text(self, text: str, spot: Position, where: str) -> None:
         """Refuse a lone surrogate, which UTF-8 cannot contain."""
         if _HALF_CHARACTER.search(text):
             self._problems.add(spot, where, "half of a surrogate pair is no character: write the whole one")
 
-    def _read_mapping(self, node: yaml.MappingNode, spot: Spot, where: str) -> Entries:
+    def _read_mapping(self, node: yaml.MappingNode, spot: Position, where: str) -> Entries:
         own, merged = Entries(spot, {}, {}), Entries(spot, {}, {})
-        key_spots: dict[str, Spot] = {}
+        key_spots: dict[str, Position] = {}
         for key_node, value_node in node.value:
             key_spot = _spot(key_node.start_mark)
             if key_node.tag == _MERGE:

@@ -29,8 +29,8 @@ from ensemble_ray.teamfile.document import (
     Items,
     Loc,
     Located,
+    Position,
     Problems,
-    Spot,
     list_known_names,
     locate,
     read_document,
@@ -259,7 +259,7 @@ class _Team:
             self._problems.add(*self._place_of(str(error), paths) or (place.key_spot, place.path), str(error))
             return None
 
-    def _place_of(self, message: str, paths: Sequence[Loc]) -> tuple[Spot, str] | None:
+    def _place_of(self, message: str, paths: Sequence[Loc]) -> tuple[Position, str] | None:
         """Return the position of the first word of a message that is a key."""
         for path in paths:
             node = locate(self._root, path).value

@@ -1,4 +1,4 @@
-"""Usage of tasks and runs: model calls, tokens, seconds, money, and budgets."""
+"""Usage of tasks and runs (model calls, tokens, seconds, money, budgets), and what processes report about their work."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.packing import pack_output
 from ensemble_ray.actors.worker import agent
 from ensemble_ray.actors.worker import callable_host as predicates
-from ensemble_ray.actors.worker.callable_host import CallableHost, HeldPredicates
+from ensemble_ray.actors.worker.callable_host import CallableHost, PredicateEvaluator
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
 from ensemble_ray.llm.limits.endpoints import process_endpoints
 from ensemble_ray.process.concurrency import DaemonThreads
@@ -40,9 +40,9 @@ def asking(*questions: EdgeMatches, sent_count: int = 0) -> FollowingQuestions[b
     return FollowingQuestions(questions=questions, sent_count=sent_count, new=(HistoryPart(names=("a",), outputs=()),))
 
 
-def held(*conditions: Callable[[GraphRoutingContext], object]) -> HeldPredicates:
+def held(*conditions: Callable[[GraphRoutingContext], object]) -> PredicateEvaluator:
     """The conditions of a graph's edges."""
-    return HeldPredicates(LocalPredicates({f"{UNIT}/edge/{n}": each for n, each in enumerate(conditions)}))
+    return PredicateEvaluator(LocalPredicates({f"{UNIT}/edge/{n}": each for n, each in enumerate(conditions)}))
 
 
 OUTPUT = pack_output(output_of("draft"))

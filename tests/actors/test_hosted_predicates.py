@@ -18,7 +18,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.packing import pack_callables
 from ensemble_ray.actors.link.packing import pack_output, unpack, unpack_failure
 from ensemble_ray.actors.link.wire import WireFailure
-from ensemble_ray.actors.scheduler.planned_run import HostedPredicates
+from ensemble_ray.actors.scheduler.planned_run import RemotePredicates
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import RunSession
@@ -58,7 +58,7 @@ async def test_history_is_sent_again_when_the_host_was_replaced(ray_cluster: str
     )
     owner = Owner(submission, ProcessPool())
     owner.session.open()
-    predicates = HostedPredicates(owner.session)
+    predicates = RemotePredicates(owner.session)
     first, second = (UntilHolds(unit="loop:refine", iteration=number) for number in (1, 2))
     assert await predicates.holds(first, sent_count=0, new=[iteration("one")]) is False
     pid = int(place.read_text())
@@ -90,7 +90,7 @@ async def test_question_is_one_message_with_only_what_is_new() -> None:
         async def ask_callables(self, ask: Callable[[Any], Awaitable[object]]) -> object:
             return await ask(SimpleNamespace(holds_predicate=Call()))
 
-    predicates = HostedPredicates(cast("RunSession", Session()))
+    predicates = RemotePredicates(cast("RunSession", Session()))
     question = UntilHolds(unit="loop:refine", iteration=900)
     newest = iteration("nine hundred")
     assert await predicates.holds(question, sent_count=899, new=[newest]) is True

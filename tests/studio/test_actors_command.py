@@ -10,7 +10,15 @@ import pytest
 
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.cli.commands.studio import actor_lines
-from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
+from ensemble_ray.studio.schemas import (
+    Actors,
+    BreakerSchema,
+    LimiterSchema,
+    NodeActors,
+    ProcessInfo,
+    ProcessRun,
+    ProcessTask,
+)
 
 
 def test_processes_limits_and_endpoints_are_tables() -> None:
@@ -20,9 +28,9 @@ def test_processes_limits_and_endpoints_are_tables() -> None:
         name="agent-1",
         kind="agent",
         state="silent",
-        runs=[RunHere(run_id="r", agents=["Ann\x1b[2J", "Bob", "Cid", "Dee"], more_agents=2)],
+        runs=[ProcessRun(run_id="r", agents=["Ann\x1b[2J", "Bob", "Cid", "Dee"], more_agents=2)],
         queue=1,
-        in_flight=[TaskHere(run_id="r", step="a#0", since=1), TaskHere(run_id="r", step="b#0")],
+        in_flight=[ProcessTask(run_id="r", step="a#0", since=1), ProcessTask(run_id="r", step="b#0")],
         restarts=2,
         memory_mb=12.4,
     )

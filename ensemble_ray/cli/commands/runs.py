@@ -14,7 +14,16 @@ from typer import Argument, Option
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of, as_data, no_runs, own_store, where
 from ensemble_ray.cli.view import run_view as export
-from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, screen_line, show, show_json, show_json_text
+from ensemble_ray.cli.view.terminal import (
+    FAILED,
+    FINE,
+    own_command,
+    screen_line,
+    show,
+    show_json,
+    show_json_text,
+    write_note,
+)
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.process.concurrency import run_blocking
 
@@ -86,18 +95,18 @@ def runs(
     if not shown:
         wanted = [f"is {' or '.join(sorted(chosen))}"] if chosen else []
         wanted += [f"has the tag {' and '.join(tags)}"] if tags else []
-        say(f"No run in {where()} {' and '.join(wanted)}" if wanted else no_runs())
+        write_note(f"No run in {where()} {' and '.join(wanted)}" if wanted else no_runs())
         return FINE
     _list_details(shown)
     left = found.index(shown[-1].run) + 1
     if left < len(found) and not is_all:
         count = f"{len(found) - left} older ones" if not tags else "older ones were not looked at"
-        say(f"and {count} in {where()}; all of them: --all")
+        write_note(f"and {count} in {where()}; all of them: --all")
     interrupted = [each.run for each in shown if each.run.state.value == "interrupted"]
     for advice in sorted({resume_advice("RUN", run.origin, command=own_command()) for run in interrupted}):
-        say(f"Interrupted runs go on with: {advice}")
+        write_note(f"Interrupted runs go on with: {advice}")
     for line in damaged:
-        say(line)
+        write_note(line)
     return FAILED if damaged else FINE
 
 
@@ -230,14 +239,14 @@ def trace(
         if as_json:
             show_json([as_data(each) for each in runs])
         elif not runs:
-            say(no_runs())
+            write_note(no_runs())
         else:
             width = max(len(each.run_id) for each in runs[:_LISTED])
             for each in runs[:_LISTED]:
                 created = each.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
                 show(f"{each.run_id:<{width}}  {created}  {each.state.value:<11}  {each.origin}".rstrip())
             if len(runs) > _LISTED:
-                say(f"and {len(runs) - _LISTED} older ones in {where()}")
+                write_note(f"and {len(runs) - _LISTED} older ones in {where()}")
         return FINE
     named = run_blocking(store.find(run))
     if otlp is not None:
@@ -394,7 +403,7 @@ async def _cancel(store: RunStore, name: str) -> int:
     run_id = found.run_id
     await request_end(store, found)
     if found.state.is_active:
-        say(f"Ending run {run_id}")
+        write_note(f"Ending run {run_id}")
     found = await store.summary(run_id)
     deadline = time.monotonic() + _PATIENCE_S
     while found is not None and time.monotonic() < deadline:
@@ -407,7 +416,7 @@ async def _cancel(store: RunStore, name: str) -> int:
             await asyncio.sleep(_POLL_S)
         found = await store.summary(run_id)
     owner = f" ({found.owner})" if found is not None and found.owner else ""
-    say(
+    write_note(
         f"Error: the owner of run '{run_id}'{owner} has not ended it within {_PATIENCE_S:.0f} s. "
         f"If that process hangs, claim the run: {own_command()} resume {run_id} --take-over"
     )
@@ -470,5 +479,5 @@ def prune(
         verb = "Would remove" if dry_run else "Removed"
         show(f"{verb} {run.run_id}  {run.state.value}  {age_of(run.created_at, now)}  {run.origin}".rstrip())
     if not removed:
-        say("Nothing is that old")
+        write_note("Nothing is that old")
     return FINE

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ensemble_ray.cli.view.terminal import FINE, say, show
+from ensemble_ray.cli.view.terminal import FINE, show, write_note
 from ensemble_ray.errors import ValidationError
 
 
@@ -57,9 +57,9 @@ def crewai(
     else:
         _write(output, team.text)
     for note in team.notes:
-        say(note)
+        write_note(note)
     if output is not None:
-        say(f"Wrote {output}. Look at it: ensemble-ray plan {output}")
+        write_note(f"Wrote {output}. Look at it: ensemble-ray plan {output}")
     return FINE
 
 

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of
-from ensemble_ray.cli.view.terminal import FINE, align, say, show, show_json
+from ensemble_ray.cli.view.terminal import FINE, align, show, show_json, write_note
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def add_key(
         show_json({"key": text, **_as_data(key)})
     else:
         show(text)
-    say(f"This is the only time that the key of '{name}' is shown. Its digest is stored in {store.location}")
+    write_note(f"This is the only time that the key of '{name}' is shown. Its digest is stored in {store.location}")
     return FINE
 
 
@@ -168,7 +168,7 @@ def list_keys(*, as_json: options.ItAsJson = False) -> int:
         show_json([_as_data(key) for key in found or ()])
         return FINE
     if not found:
-        say(f"There is no key in {store.location}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
+        write_note(f"There is no key in {store.location}. Make one: ensemble-ray keys add NAME --teams TEAM,...")
         return FINE
     now = utc_now()
     rows: list[tuple[str, ...]] = []

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import own_store
-from ensemble_ray.cli.view.terminal import FINE, align, say, screen_line, show, show_json
+from ensemble_ray.cli.view.terminal import FINE, align, screen_line, show, show_json, write_note
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.concurrency import run_blocking
 
@@ -73,12 +73,12 @@ def studio(
     server.start()
     try:
         show(f"Studio: {server.url}")
-        say("Ctrl-C stops it.")
+        write_note("Ctrl-C stops it.")
         if is_open:
             webbrowser.open(server.url)
         threading.Event().wait()
     except KeyboardInterrupt:
-        say("Stopped.")
+        write_note("Stopped.")
     finally:
         server.stop()
     return FINE
@@ -128,7 +128,7 @@ def actors(
     for line in actor_lines(found):
         show(line)
     if found.note:
-        say(screen_line(found.note, _NOTE))
+        write_note(screen_line(found.note, _NOTE))
     return FINE
 
 

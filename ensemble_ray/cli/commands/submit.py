@@ -1,4 +1,4 @@
-"""`ensemble-ray submit` and `attach`."""
+"""`ensemble-ray submit` and `attach`, and the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ensemble_ray.cli.view.terminal import (
     align,
     count_noun,
     own_command,
-    say,
     screen_line,
     show_answer,
     show_json,
+    write_note,
 )
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process.concurrency import run_blocking
@@ -118,8 +118,8 @@ def submit(
     server = ray_runtime_class().job_server(address)
     job_id = f"ensemble-ray-{chosen}-{secrets.token_hex(3)}"
     if not quiet:
-        say(f"Run {chosen}, job {job_id} at {server.address}")
-        say(f"Sending {directory}")
+        write_note(f"Run {chosen}, job {job_id} at {server.address}")
+        write_note(f"Sending {directory}")
     again = f"{own_command()} attach {chosen} --address {server.address}"
     stops = f"{own_command()} cancel {chosen} on the cluster, or ray job stop {job_id}"
     leave = partial(confirm_leaving, f"The run continues. Watch it: {again}\nEnd it: {stops}")
@@ -165,7 +165,7 @@ def attach(
             run_blocking(_Watch(store, found.run_id, is_quiet=quiet).follow(is_waiting=wait))
         end, details = run_blocking(read_end(store, found.run_id))
     except KeyboardInterrupt:
-        say(f"The run continues. Watch it again: {own_command()} attach {found.run_id}")
+        write_note(f"The run continues. Watch it again: {own_command()} attach {found.run_id}")
         return INTERRUPTED
     _show_end(end, details, as_json=as_json, is_quiet=quiet)
     return _CODES.get(end["state"], FAILED)
@@ -177,14 +177,14 @@ def _show_end(end: dict[str, Any], details: Sequence[str], *, as_json: bool, is_
     elif end["raw"] is not None:
         show_answer(end["raw"])
     for position, error in enumerate(end["errors"]):
-        say(f"Error: {error}")
+        write_note(f"Error: {error}")
         for line in () if position else details:
-            say(f"  {line}")
+            write_note(f"  {line}")
     if not is_quiet:
         if end["state"] != "completed":
-            say(f"The run is {end['state']}")
+            write_note(f"The run is {end['state']}")
         for note in end["notes"]:
-            say(note)
+            write_note(note)
         say_where(end["run_id"])
 
 
@@ -357,7 +357,7 @@ class _Follower:
             except KeyboardInterrupt:
                 if is_stopping or not self._on_interrupt():
                     return INTERRUPTED
-                say("Stopping; Ctrl-C again leaves immediately.")
+                write_note("Stopping; Ctrl-C again leaves immediately.")
                 self._server.stop(self._job_id)
                 is_stopping = True
 
@@ -367,7 +367,7 @@ class _Follower:
                 show_answer(line.text)
             else:
                 self._is_package_missing |= "No module named ensemble_ray" in line.text
-                say(line.text)
+                write_note(line.text)
 
     def _finish(self, end: JobEnd) -> int:
         self._show("", is_last=True)
@@ -376,7 +376,9 @@ class _Follower:
         if end.exit_code is None:
             raise EnsembleError(f"Job {self._job_id} did not run to its end: {end.message}")
         if self._is_package_missing:
-            say("  What to do: install ensemble-ray on the cluster's nodes, or send it along: --pip ensemble-ray")
+            write_note(
+                "  What to do: install ensemble-ray on the cluster's nodes, or send it along: --pip ensemble-ray"
+            )
         return end.exit_code if end.exit_code >= 0 else FAILED
 
 
@@ -420,7 +422,7 @@ def confirm_leaving(advice: str) -> bool:
                 return True
         except KeyboardInterrupt:
             return True
-    say(advice)
+    write_note(advice)
     return False
 
 
@@ -430,7 +432,7 @@ def check_nodes(team: Runnable, *, is_quiet: bool) -> None:
 
     found = run_blocking(ray_runtime_class()().check_nodes(team))
     if not is_quiet or not found.is_fine:
-        say("\n".join(node_lines(found)))
+        write_note("\n".join(node_lines(found)))
     if not found.is_fine:
         raise ValidationError(
             "The team cannot run on all nodes of the cluster. Nothing was asked of any model. To run it all the same: "

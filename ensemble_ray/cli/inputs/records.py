@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble_ray.cli.view.terminal import own_command, say
+from ensemble_ray.cli.view.terminal import own_command, write_note
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -88,10 +88,10 @@ def say_where(run_id: str) -> None:
         found = run_blocking(own_store().summary(run_id))
         advice = "" if found is None else run_blocking(_next_of(found))
     except EnsembleError as error:
-        say(f"Record: cannot be looked at: {message_of(error)}")
+        write_note(f"Record: cannot be looked at: {message_of(error)}")
         return
     if found is None:
-        say("Record: none")
+        write_note("Record: none")
         return
     lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
-    say("\n".join([*lines, advice] if advice else lines))
+    write_note("\n".join([*lines, advice] if advice else lines))

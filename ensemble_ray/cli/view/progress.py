@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ensemble_ray import events
-from ensemble_ray.cli.view.terminal import count_noun, is_terminal, say, screen_line
+from ensemble_ray.cli.view.terminal import count_noun, is_terminal, screen_line, write_note
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import Event
@@ -447,7 +447,7 @@ class Display:
 
             self._live.console.print(Text(escape_controls(text)))  # `Text`: no markup or emoji codes
         else:
-            say(text)
+            write_note(text)
 
     def summary(self, *, is_complete: bool = False) -> str:
         at = self.elapsed_s

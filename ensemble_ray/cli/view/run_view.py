@@ -21,9 +21,9 @@ from ensemble_ray.cli.view.terminal import (
     WAITING,
     count_noun,
     own_command,
-    say,
     screen_line,
     show,
+    write_note,
 )
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -383,7 +383,7 @@ def _write(target: str, text: str) -> None:
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    say(f"Wrote {path}")
+    write_note(f"Wrote {path}")
 
 
 Otlp = Annotated[
@@ -437,4 +437,4 @@ def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool
             f"The receiver of spans at {where} cannot be reached or refuses them: {error}. "
             "What to do: name an OTLP/HTTP receiver, such as a collector at http://localhost:4318"
         ) from error
-    say(f"{len(spans)} spans of run {named.run_id} were sent to {where}")
+    write_note(f"{len(spans)} spans of run {named.run_id} were sent to {where}")

@@ -61,12 +61,12 @@ def show_json_text(text: str) -> None:
     _write(escape_json(text, _results().encoding))
 
 
-def say(text: str) -> None:
+def write_note(text: str) -> None:
     """Write progress, a note or an error with foreign text escaped (S-SEC-60)."""
-    say_piece(f"{text}\n")
+    write_part(f"{text}\n")
 
 
-def say_piece(text: str) -> None:
+def write_part(text: str) -> None:
     """Write a part of a line."""
     flush_results()  # keeps the order in a log of both streams
     _put(sys.stderr, escape_controls(text))  # one write, because several threads call this
@@ -112,12 +112,12 @@ def guard_streams() -> None:
         return escape_controls(format_plainly(*found, **more))
 
     warnings.formatwarning = format_warning
-    sys.excepthook = lambda error_type, error, trace: say(_format_error(error_type, error, trace))
-    threading.excepthook = lambda found: say(
+    sys.excepthook = lambda error_type, error, trace: write_note(_format_error(error_type, error, trace))
+    threading.excepthook = lambda found: write_note(
         f"Exception in thread {'' if found.thread is None else found.thread.name}:\n"
         f"{_format_error(found.exc_type, found.exc_value, found.exc_traceback)}"
     )
-    sys.unraisablehook = lambda found: say(
+    sys.unraisablehook = lambda found: write_note(
         f"{found.err_msg or 'Exception ignored in'}: {found.object!r}\n"
         f"{_format_error(found.exc_type, found.exc_value, found.exc_traceback)}"
     )

@@ -1,4 +1,4 @@
-"""Sends the spans and metrics of runs through OpenTelemetry's SDK, on a separate thread."""
+"""The current span, and a listener that sends spans and metrics of runs through OpenTelemetry's SDK on its own thread."""
 
 from __future__ import annotations
 

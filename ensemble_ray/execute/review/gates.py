@@ -1,4 +1,4 @@
-"""Review gates before and after a task."""
+"""Review gates before and after a task, and of tools."""
 
 from __future__ import annotations
 

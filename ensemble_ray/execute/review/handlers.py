@@ -1,4 +1,4 @@
-"""Review handlers of the library (S-REV-40 to S-REV-42), and the caller of a run's handler."""
+"""Review handlers of the library (S-REV-40 to S-REV-48), at the console too, and the caller of a run's handler."""
 
 from __future__ import annotations
 

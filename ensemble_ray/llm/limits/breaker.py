@@ -1,4 +1,4 @@
-"""A circuit breaker and an adaptive concurrency limit as pure machines; instants `at` are in s."""
+"""A circuit breaker, an adaptive concurrency limit and a budget as pure machines; instants `at` are in s."""
 
 from __future__ import annotations
 

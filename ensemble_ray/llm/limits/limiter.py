@@ -1,4 +1,4 @@
-"""Rate limiters: token buckets of one process (`LocalLimiter`) or of a cluster (`LimiterService`, `LeasingLimiter`).
+"""Rate limiters of one process (`LocalLimiter`) or a cluster (`LimiterService`, `LeasingLimiter`), and limited models.
 
 Callers may be on several event loops and threads. The first waiter in a queue sets the timer on its own loop. A waiter
 whose loop was closed without a cancellation leaves the queue at the next message.

@@ -63,7 +63,7 @@ class RecordedExecution:
     attempts: int = 0
     epoch: int | None = None
     is_announced: bool = False  # whether a change reported its start, or the end of an execution of a unit
-    wanted_at: float | None = None
+    requested_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     error: str | None = None  # one line
@@ -99,9 +99,9 @@ class RecordedExecution:
         self.changed = max(self.changed, seq)
         self.version += 1
 
-    def want(self, at: float) -> None:
-        if self.wanted_at is None or self.status in _ENDS:
-            self.wanted_at = at
+    def mark_requested(self, at: float) -> None:
+        if self.requested_at is None or self.status in _ENDS:
+            self.requested_at = at
         self.attempts = max(1, self.attempts)
         self.started_at = at if self.started_at is None else self.started_at
         self.ended_at, self.status = None, "running"

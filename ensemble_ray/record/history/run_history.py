@@ -245,7 +245,7 @@ class RunHistory:
                     execution = self._tree.get(instance)
                     self._start(execution, fact)
                     if not execution.has_result:
-                        execution.want(at)
+                        execution.mark_requested(at)
                         self._tree.mark(execution)
                 case Skip(instance=instance, reason=reason):
                     self._drop(instance, "skipped", fact, at, reason)
@@ -328,7 +328,7 @@ class RunHistory:
         if fact.data.worker is not None:
             worker = self._tree.get(delegated_instance(fact.name))
             worker.label, worker.agent = request.task_description, role
-            worker.want(fact.data.started_at)
+            worker.mark_requested(fact.data.started_at)
             self._tree.mark(worker)
         execution.begin(began_at(fact))
         if fact.name not in self._delegations:  # a fork has copied the decision

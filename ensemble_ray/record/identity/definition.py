@@ -1,4 +1,4 @@
-"""Describe a definition as JSON-able data: all that decides a run and is not in its plan (S-DUR-36).
+"""Describe a definition as JSON data: all that decides a run and is not in its plan (S-DUR-36), and the keys of items.
 
 The data is by agent and task key and without defaults. It never contains keys, URLs, headers or captured values.
 """

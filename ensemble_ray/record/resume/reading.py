@@ -1,4 +1,4 @@
-"""Read the recorded facts of a run to be resumed, one page at a time.
+"""Read the recorded facts of a run to be resumed, one page at a time, and what runs again.
 
 Large bodies are stored in an unnamed file until they are needed.
 """

@@ -1,4 +1,4 @@
-"""Write one run's facts to its SQLite file, in groups. All functions block.
+"""Write and read one run's SQLite file. All functions block.
 
 Two triggers in the file refuse facts of an older epoch, so that no writer can bypass the check.
 """

@@ -1,4 +1,4 @@
-"""Sends messages about runs to every connected page of a dashboard, and stores them for new pages. Thread-safe."""
+"""Sends messages about runs to every connected page of a dashboard, stores them for new pages, and asks pages for reviews."""
 
 from __future__ import annotations
 

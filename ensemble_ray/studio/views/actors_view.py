@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ensemble_ray.studio.schemas import Actors, BreakerSchema, LimiterSchema, NodeActors, ProcessInfo, RunHere, TaskHere
+from ensemble_ray.studio.schemas import (
+    Actors,
+    BreakerSchema,
+    LimiterSchema,
+    NodeActors,
+    ProcessInfo,
+    ProcessRun,
+    ProcessTask,
+)
 from ensemble_ray.values import metrics as descriptions
 
 _RANK = {"closed": 0, "half_open": 1, "open": 2}
@@ -27,7 +35,7 @@ class RunAndOwner:
     host: str
     pid: int | None
     name: str  # of the owner
-    running: Sequence[TaskHere] = ()
+    running: Sequence[ProcessTask] = ()
     more_running: int = 0
     memory_mb: float | None = None
 
@@ -134,7 +142,7 @@ def _agents_info(process: descriptions.ProcessDescription, asked: ActorsQuestion
         kind=process.kind,
         state=process.state,
         runs=[
-            RunHere(
+            ProcessRun(
                 run_id=each.run_id,
                 known=each.run_id in asked.visible,
                 agents=list(each.agents),
@@ -147,7 +155,7 @@ def _agents_info(process: descriptions.ProcessDescription, asked: ActorsQuestion
         more_runs=process.more_runs if asked.is_all_seen else 0,
         queue=process.queue if is_whole else sum(each.began_at is None for each in tasks),
         in_flight=[
-            TaskHere(
+            ProcessTask(
                 run_id=each.run_id,
                 step=each.instance,
                 since=None if each.began_at is None else round(each.began_at * 1000),
@@ -171,7 +179,7 @@ def _owner_info(runs: Sequence[RunAndOwner], hosted: Collection[str]) -> Process
         pid=runs[0].pid,
         name=runs[0].name,
         kind="driver",
-        runs=[RunHere(run_id=each.run_id) for each in runs[:_MOST]],
+        runs=[ProcessRun(run_id=each.run_id) for each in runs[:_MOST]],
         more_runs=max(0, len(runs) - _MOST),
         queue=0,
         in_flight=running[:_MOST],

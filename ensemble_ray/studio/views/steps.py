@@ -1,4 +1,4 @@
-"""The steps of a run: rows of the executions in its history. Pure."""
+"""The steps of a run, and one step in full: rows of the executions in its history. Pure."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ class ShownStep:
         return self._row[1]
 
     def _begin(self, at: float) -> None:
-        wanted_at = self.execution.wanted_at
-        if not self.spans and wanted_at is not None and at > wanted_at:
-            self.spans.append(("queue", wanted_at, at))
+        requested_at = self.execution.requested_at
+        if not self.spans and requested_at is not None and at > requested_at:
+            self.spans.append(("queue", requested_at, at))
 
     def _spend(self, kind: SegmentKind, start: float, end: float) -> None:
         end = max(start, end)

@@ -273,7 +273,7 @@ def test_type_is_described_when_a_task_accepts_it(kind: type[object], text: str 
 @pytest.mark.parametrize("kind", [None, type(None)])
 def test_type_is_refused_when_no_answer_can_be_one(kind: type[object] | None) -> None:
     """S-OUT-5."""
-    with pytest.raises(ValueError, match=r"Cannot describe the schema of None. Give a type"):
+    with pytest.raises(ValueError, match=r"Cannot describe the schema of None. Pass a type"):
         describe_schema(kind)
 
 

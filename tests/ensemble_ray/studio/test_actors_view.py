@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ensemble_ray.studio.schemas import Actors, ProcessInfo, TaskHere
+from ensemble_ray.studio.schemas import Actors, ProcessInfo, ProcessTask
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 from ensemble_ray.values.metrics import (
     ActorDescription,
@@ -70,7 +70,7 @@ def owner(run_id: str, *, pid: int = 77, host: str = "alpha") -> RunAndOwner:
         host=host,
         pid=pid,
         name=f"process {pid}",
-        running=[TaskHere(run_id=run_id, step="t#0")],
+        running=[ProcessTask(run_id=run_id, step="t#0")],
     )
 
 

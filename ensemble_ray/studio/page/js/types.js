@@ -151,9 +151,9 @@
 /** @typedef {{status: string, tokens: number|null, duration_ms: number|null, output_digest: string|null}} ComparedSide */
 /** @typedef {{id: string, title: string, a: ComparedSide|null, b: ComparedSide|null, same: boolean}} ComparedStep */
 /** @typedef {{a: RunRow, b: RunRow, steps: ComparedStep[]}} ComparedRuns */
-/** @typedef {{run_id: string, step: string, since: number|null, deaths: number}} TaskHere */
-/** @typedef {{run_id: string, known: boolean, agents: string[], more_agents: number, replica: number, replicas: number}} RunHere */
-/** @typedef {{pid: number|null, name: string, kind: string, state: "ready"|"starting"|"silent"|"kept"|"retiring", runs: RunHere[], more_runs: number, queue: number|null, in_flight: TaskHere[], more_in_flight: number, restarts: number|null, scheduler: string|null, reserved: string|null, memory_mb: number|null, note: string|null}} ProcessInfo */
+/** @typedef {{run_id: string, step: string, since: number|null, deaths: number}} ProcessTask */
+/** @typedef {{run_id: string, known: boolean, agents: string[], more_agents: number, replica: number, replicas: number}} ProcessRun */
+/** @typedef {{pid: number|null, name: string, kind: string, state: "ready"|"starting"|"silent"|"kept"|"retiring", runs: ProcessRun[], more_runs: number, queue: number|null, in_flight: ProcessTask[], more_in_flight: number, restarts: number|null, scheduler: string|null, reserved: string|null, memory_mb: number|null, note: string|null}} ProcessInfo */
 /** @typedef {{name: string, requests: number, period_s: number, queue: number, permits: number, leased: number, agents: string[]}} Limiter */
 /** @typedef {{name: string, state: "closed"|"open"|"half_open", processes: number, open_in: number, probe_at: number|null, last_failure: string|null, sent: number, queue: number, limit: number|null}} Breaker */
 /** @typedef {{nodes: {node: string, address: string|null, processes: ProcessInfo[]}[], limiters: Limiter[], breakers: Breaker[], clusters: string[], note: string|null}} Actors */

@@ -12,11 +12,11 @@ import pytest
 from ensemble_ray.cli.view.terminal import (
     SafeFormatter,
     guard_streams,
-    say,
     screen_line,
     show,
     show_answer,
     show_json,
+    write_note,
 )
 
 HOSTILE = "\x1b[2J\u202e\ud83d"
@@ -26,7 +26,7 @@ def test_every_stream_gets_what_it_can_show(capsys: pytest.CaptureFixture[str]) 
     """S-SEC-60, S-SEC-61: views and notes are safe wherever they go; an answer that nobody watches is data."""
     show(HOSTILE)
     show_answer(HOSTILE)
-    say(HOSTILE)
+    write_note(HOSTILE)
     printed, said = capsys.readouterr()
     assert printed == "\\x1b[2J\\u202e\\ud83d\n\x1b[2J\u202e\\ud83d\n"
     assert said == "\\x1b[2J\\u202e\\ud83d\n"
@@ -97,7 +97,7 @@ def test_what_an_encoding_lacks_is_an_escape(monkeypatch: pytest.MonkeyPatch, en
         output, error = guarded(patched, encoding)
         show(UNUSUAL)
         show_answer(UNUSUAL)
-        say(UNUSUAL)
+        write_note(UNUSUAL)
     expected = UNUSUAL.encode(encoding, "backslashreplace").decode(encoding)
     assert written(output) == f"{expected}\n{expected}\n"
     assert written(error) == f"{expected}\n"

@@ -11,8 +11,8 @@ import { agentName, emptyState, failureState, staleNotice } from "../ui/parts.js
 /** @typedef {import("../types.js").Breaker} Breaker */
 /** @typedef {import("../types.js").Limiter} Limiter */
 /** @typedef {import("../types.js").ProcessInfo} ProcessInfo */
-/** @typedef {import("../types.js").RunHere} RunHere */
-/** @typedef {import("../types.js").TaskHere} TaskHere */
+/** @typedef {import("../types.js").ProcessRun} ProcessRun */
+/** @typedef {import("../types.js").ProcessTask} ProcessTask */
 /** @typedef {import("../types.js").View} View */
 /** @typedef {import("../model/run.js").RunModel} RunModel */
 
@@ -144,7 +144,7 @@ function processes(app, run) {
       h("td", { class: one.restarts ? "num restarted" : "num" }, formatCount(one.restarts)), h("td", { class: "num" }, one.memory_mb === null ? "–" : `${formatCount(Math.round(one.memory_mb))} MB`), h("td", { class: "num" }, one.pid === null ? "–" : String(one.pid)));
   }
 
-  /** @param {RunHere} each */
+  /** @param {ProcessRun} each */
   function agentsOf(each) {
     const more = each.agents.length - MOST + each.more_agents;
     const replica = each.replicas > 1 && `${each.replica} of ${each.replicas}`;
@@ -153,7 +153,7 @@ function processes(app, run) {
       run === null && (address ? h("a", { class: "tag mono", href: address, "data-key": `run ${each.run_id}` }, oneLine(each.run_id, 30)) : h("span", { class: "tag mono", title: "This run is not recorded here" }, oneLine(each.run_id, 30))));
   }
 
-  /** @param {TaskHere} task */
+  /** @param {ProcessTask} task */
   function taskLink(task) {
     const isWaiting = task.since === null;
     const words = [isWaiting ? "waits" : formatDuration(Date.now() - /** @type {number} */ (task.since)), task.deaths > 0 && `after ${countOf(task.deaths, "death")}`].filter(Boolean).join(", ");
