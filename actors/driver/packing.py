@@ -118,14 +118,15 @@ def _add_callables(task: Task, where: str, add: Callable[[object, str], Callable
 
 def _planned_template(key: str, agent: Agent) -> AgentTemplate:
     """Agents without tools, or with the same tools and model, are of one category. An agent with a runner or requirements is apart."""
-    where, requirements = f"Agent '{agent.role}'", requirements_of(agent)
+    requirements = requirements_of(agent)
     is_plain = not agent.tools and agent.runner is None and not requirements
     # More processes have more copies of its tools, and do more tasks at the same time than `max_concurrency` allows one.
     is_open = is_plain and agent.max_concurrency is None and "replicas" not in agent.model_fields_set
     replicas = None if is_open else agent.replicas
     is_apart = agent.isolation != "shared" and (agent.runner is not None or bool(requirements))
     kind = key if is_apart else (replicas, None if is_plain else (agent.llm, agent.tools, agent.runner))
-    return _make_template(agent, key, hashlib.sha256(dump(kind, where)).hexdigest(), replicas)
+    template = _make_template(agent, key, "", replicas)  # first, since it names what cannot travel
+    return replace(template, category=hashlib.sha256(_dumps(kind)).hexdigest())
 
 
 def _make_template(agent: Agent, key: str, category: str, replicas: int | None) -> AgentTemplate:
