@@ -33,7 +33,9 @@ def main(argument: str) -> int:
         write_note(describe_error(error))
         return exit_code_of(error)
     except ImportError as error:
-        write_note(f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"')
+        write_note(
+            f'The endpoint needs Ray Serve ({error.name} is missing). What to do: pip install "ensemble-ray[serve]"'
+        )
         return exit_code_of(ValidationError(str(error)))
     place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
     try:

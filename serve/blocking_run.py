@@ -20,7 +20,7 @@ from starlette.types import Receive
 
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunEvent, RunStatus
-from ensemble_ray.text.foreign_text import split_reasoning
+from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.messages import Reasoning
 

@@ -16,8 +16,8 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import TaskProgress
-from ensemble_ray.cli.view.run_view import event_of
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.following import EventProjection

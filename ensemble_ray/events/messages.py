@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple, Self, cast
 
 from ensemble_ray import events
@@ -52,8 +53,8 @@ def instant(at: float) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Render a duration."""
-    return max(0, round(seconds * 1000))
+    """Round a duration, by way of whole microseconds: traces and events have no smaller part of it."""
+    return max(0, round(timedelta(seconds=seconds) / timedelta(milliseconds=1)))
 
 
 def ensemble_started(run_id: str, *, at: float, total_tasks: int, workflow: str) -> Message:

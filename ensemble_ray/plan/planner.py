@@ -53,7 +53,8 @@ from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.prompts.task import manager_prompts
-from ensemble_ray.text.foreign_text import find_json, whole_json, whole_text
+from ensemble_ray.text.answers import find_json
+from ensemble_ray.text.foreign_text import whole_json, whole_text
 from ensemble_ray.values.delegation import Peer, spoken_role
 from ensemble_ray.values.ids import effect_name, instance_of
 from ensemble_ray.values.messages import ChatMessage, ChatResponse

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Union, cast
 
-from ensemble_ray.text.foreign_text import split_reasoning, whole_json, whole_text
+from ensemble_ray.text.answers import split_reasoning
+from ensemble_ray.text.foreign_text import whole_json, whole_text
 
 Role = Literal["system", "user", "assistant", "tool"]
 #: Effect of a tool call (S-DUR-20): `none`: it reads; `idempotent`: the same key has an effect once; `once`: never repeat it.

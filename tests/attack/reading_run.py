@@ -19,7 +19,7 @@ DIED = 9
 PATHS = ("/page", "/api", "/search.json")
 
 
-@tool(effect="none")
+@tool(effect="idempotent")  # what was read before it is committed when it begins
 def think() -> str:
     """Think; the first time, the process ends in it."""
     marks = Marks(Path(os.environ[MARKS]))

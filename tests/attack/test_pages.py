@@ -24,7 +24,7 @@ import pytest
 
 from ensemble_ray import AbstractAgentTool, HttpAgentTool, ToolResult, WebScraperTool, WebSearchTool, aresume
 from ensemble_ray.testing import ModelServer
-from ensemble_ray.text.foreign_text import STEP_BYTES, BodyUnpacker
+from ensemble_ray.text.unpacking import STEP_BYTES, BodyUnpacker
 from ensemble_ray.tools.builtin.web import TavilySearch
 from ensemble_ray.tools.web import net, page_reader
 from ensemble_ray.tools.web.page_reader import PageError, read_page

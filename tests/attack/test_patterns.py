@@ -52,7 +52,7 @@ from ensemble_ray.teamfile.document import Problems, nearest, read_document
 from ensemble_ray.teamfile.fields import ItemPrompt
 from ensemble_ray.teamfile.references import is_reference
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.text.foreign_text import ReasoningSplitter, split_reasoning
+from ensemble_ray.text.answers import ReasoningSplitter, split_reasoning
 from ensemble_ray.tools.builtin.files import FileReadInput
 from ensemble_ray.tools.builtin.process import _interpret
 from ensemble_ray.tools.schema import ArgumentError, signature_of

@@ -22,7 +22,8 @@ import pytest
 from ensemble_ray.definition.agent import _LABEL_NAME, _LABEL_SELECTOR
 from ensemble_ray.prompts.task import _REFLECTION_HEADING
 from ensemble_ray.record.journal import _LONG
-from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON, _TAG
+from ensemble_ray.text.answers import _TAG
+from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 ROOT = Path(__file__).resolve().parents[2]

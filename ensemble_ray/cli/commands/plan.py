@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.inputs import options
-from ensemble_ray.cli.view import run_view as export
+from ensemble_ray.cli.view import export
 from ensemble_ray.cli.view.terminal import count_noun, own_command, screen_line, show_result, write_note
 from ensemble_ray.errors import ValidationError
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of, as_data, no_runs, own_store, where
-from ensemble_ray.cli.view import run_view as export
+from ensemble_ray.cli.view import export
 from ensemble_ray.cli.view.terminal import (
     FAILED,
     FINE,

@@ -237,7 +237,7 @@ class _Watch:
 
 
 def _show(display: Display, messages: Sequence[WireEvent]) -> None:
-    from ensemble_ray.cli.view.run_view import event_of
+    from ensemble_ray.cli.view.followed import event_of
 
     for message in messages:
         event = event_of(message)

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Option
-
-from ensemble_ray import events
 from ensemble_ray.cli.view.progress import Display, ItemProgress, TaskProgress, UnitProgress
-from ensemble_ray.cli.view.terminal import (
-    FAILED,
-    FINE,
-    PARTLY,
-    WAITING,
-    count_noun,
-    own_command,
-    screen_line,
-    show,
-    write_note,
-)
+from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, count_noun, own_command, screen_line
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.errors import EnsembleError, RecordError, ValidationError
-from ensemble_ray.events import Event
-from ensemble_ray.facts.fact import as_text
-from ensemble_ray.process.concurrency import run_blocking
+from ensemble_ray.errors import RecordError
 from ensemble_ray.record.head import locate_errors, read_head
 from ensemble_ray.record.history import ExecutionEnded, RunHistory
 from ensemble_ray.record.identity.definition import DIRECT, FINAL, map_key
 from ensemble_ray.record.trace import fold_output
 from ensemble_ray.schedule.instructions import CAPS
-from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import instance_of
-from ensemble_ray.values.metrics import TaskMetrics
 from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.task_output import TaskOutput
-from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.events.messages import WireEvent
     from ensemble_ray.facts.runs import RecordedError
-    from ensemble_ray.record.stores import RecordedRun, RunStore
+    from ensemble_ray.record.stores import RunStore
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.trace import GraphTrace, LoopTrace
-    from ensemble_ray.visualization.dag_model import DagModel
-    from ensemble_ray.visualization.flow import Flow
-
 
 _WITH_TEXT = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})
 
@@ -275,166 +248,3 @@ def view_of(definition: object, title: str, *, is_quiet: bool = False) -> Termin
         return ItemView(definition, title, is_quiet=is_quiet)
     units = UnitProgress.of(definition) if isinstance(definition, EnsembleDefinition) else None
     return TerminalRunView(title, is_quiet=is_quiet, units=units)
-
-
-_EVENTS: Mapping[str, type[Event]] = {
-    "ensemble_started": events.EnsembleStartedEvent,
-    "task_started": events.TaskStartEvent,
-    "task_completed": events.TaskCompleteEvent,
-    "task_failed": events.TaskFailedEvent,
-    "tool_called": events.ToolCallEvent,
-    "llm_iteration_completed": events.LlmIterationCompletedEvent,
-    "delegation_started": events.DelegationStartedEvent,
-    "delegation_completed": events.DelegationCompletedEvent,
-    "delegation_failed": events.DelegationFailedEvent,
-    "loop_iteration_completed": events.LoopIterationCompletedEvent,
-    "graph_state_completed": events.GraphStateCompletedEvent,
-}
-# Defaults by the field's type.
-_EMPTY: Mapping[object, object] = {"str": "", "int": 0, "timedelta": timedelta(), "Sequence[ToolCallRequest]": ()}
-
-
-def event_of(message: WireEvent) -> Event | None:
-    """Return None if progress ignores the event."""
-    event_type = _EVENTS.get(message.type)
-    if event_type is None:
-        return None
-    data, found = message.data, dict[str, Any]()
-    for field in fields(event_type):
-        if (make := _CONVERTED.get(field.name)) is not None:
-            found[field.name] = make(data)
-        elif f"{field.name}_ms" in data:
-            found[field.name] = _duration(data, field.name)
-        else:
-            found[field.name] = data.get(field.name, _EMPTY.get(field.type))
-    return event_type(**found)
-
-
-def _duration(data: Mapping[str, object], name: str = "duration") -> timedelta:
-    value = data.get(f"{name}_ms")
-    return timedelta(milliseconds=value if isinstance(value, int) else 0)
-
-
-def _output(data: Mapping[str, object]) -> TaskOutput:
-    """Messages lack the text."""
-    task, role = as_text(data.get("task_description")), as_text(data.get("agent_role"))
-    took, at, counts = _duration(data), utc_of(0), TaskMetrics.EMPTY
-    return TaskOutput(raw="", task_description=task, agent_role=role, completed_at=at, duration=took, metrics=counts)
-
-
-# Fields that messages have in another form or lack.
-_CONVERTED: Mapping[str, Callable[[Mapping[str, object]], object]] = {
-    "task_output": _output,
-    "output": _output,
-    "iteration_outputs": lambda _: {},
-    "cause": lambda data: EnsembleError(as_text(data.get("reason"))),
-    "failure_reason": lambda data: as_text(data.get("reason")),
-    "delegation_depth": lambda _: 1,
-    "request": lambda data: DelegationRequest(
-        task_id=as_text(data.get("delegation_id")),
-        agent_role=as_text(data.get("worker_role")),
-        task_description=as_text(data.get("task_description")),
-    ),
-    "response": lambda data: DelegationResponse(
-        task_id=as_text(data.get("delegation_id")),
-        status=DelegationStatus.FAILURE if "reason" in data else DelegationStatus.SUCCESS,
-        worker_role=as_text(data.get("worker_role")),
-        duration=_duration(data),
-    ),
-}
-
-
-Svg = Annotated[str | None, Option("--svg", metavar="FILE", help="Draw it as an SVG file; - is standard output.")]
-Mermaid = Annotated[
-    str | None, Option("--mermaid", metavar="FILE", help="Write it as a Mermaid flowchart; - is standard output.")
-]
-Dag = Annotated[str | None, Option("--dag", metavar="FILE", help="Write it as JSON (.dag.json); - is standard output.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
-    svg: str | None
-    mermaid: str | None
-    dag: str | None
-
-    @property
-    def is_asked(self) -> bool:
-        return any(each is not None for each in (self.svg, self.mermaid, self.dag))
-
-    def write(self, title: str, make_flow: Callable[[], Flow], make_dag: Callable[[], DagModel]) -> None:
-        if self.dag is not None:
-            _write(self.dag, make_dag().to_json())
-        if self.mermaid is not None:
-            from ensemble_ray.visualization.dev_tools import render_mermaid
-
-            _write(self.mermaid, render_mermaid(make_flow()))
-        if self.svg is not None:
-            from ensemble_ray.visualization.dev_tools import render_svg
-            from ensemble_ray.visualization.flow import place_flow
-
-            flow = make_flow()
-            _write(self.svg, render_svg(flow, place_flow(flow), title=title))
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        show(text.rstrip("\n"))
-        return
-    path = Path(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    write_note(f"Wrote {path}")
-
-
-Otlp = Annotated[
-    str | None,
-    Option(
-        "--otlp",
-        metavar="URL",
-        help="Send its spans to that OTLP/HTTP receiver, such as http://localhost:4318; 'env': to that of OTEL_EXPORTER_OTLP_ENDPOINT.",
-    ),
-]
-WithContent = Annotated[
-    bool, Option("--content", help="With --otlp: send prompts, answers, arguments and results, too.")
-]
-
-
-def check_sending(url: str | None, *, has_content: bool, has_run: bool, is_shown: bool) -> None:
-    if url is None and has_content:
-        raise ValidationError("--content says what --otlp sends. What to do: add --otlp URL, or leave --content out")
-    if url is not None and is_shown:
-        advice = "leave --json, --task, --svg, --mermaid and --dag out"
-        raise ValidationError(f"--otlp sends a whole run, and shows no output. What to do: {advice}")
-    if url is not None and not has_run:
-        advice = "name it, such as: ensemble-ray trace latest --otlp URL"
-        raise ValidationError(f"--otlp sends one run. What to do: {advice}")
-
-
-def send_run(store: RunStore, named: RecordedRun, url: str, *, has_content: bool) -> None:
-    from ensemble_ray.events.telemetry.listener import missing_packages
-    from ensemble_ray.events.telemetry.spans import content_mode
-    from ensemble_ray.llm.failures import flaw_of, shown_url
-    from ensemble_ray.record.head import locate_errors
-    from ensemble_ray.record.view.exporters import recorded_spans
-
-    receiver = None if url == "env" else url
-    if receiver is not None and (flaw := flaw_of(receiver)):
-        raise ValidationError(f"--otlp {flaw}")
-    content = content_mode(True if has_content else None, os.environ)
-    try:
-        from ensemble_ray.events.telemetry.otlp import UnsentError, own_resource, readable, receiver_here, send_spans
-    except ModuleNotFoundError as error:
-        raise missing_packages(error) from error
-    facts = run_blocking(store.facts(named.run_id))
-    with locate_errors(named.location):
-        spans = recorded_spans(facts, content)
-    resource = own_resource()
-    where = shown_url(receiver_here() if receiver is None else receiver)
-    try:
-        send_spans([readable(each, resource) for each in spans], receiver)
-    except UnsentError as error:
-        raise EnsembleError(
-            f"The receiver of spans at {where} cannot be reached or refuses them: {error}. "
-            "What to do: name an OTLP/HTTP receiver, such as a collector at http://localhost:4318"
-        ) from error
-    write_note(f"{len(spans)} spans of run {named.run_id} were sent to {where}")

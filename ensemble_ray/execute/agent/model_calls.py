@@ -34,7 +34,8 @@ from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
-from ensemble_ray.text.foreign_text import ReasoningSplitter, SurrogateJoiner
+from ensemble_ray.text.answers import ReasoningSplitter
+from ensemble_ray.text.foreign_text import SurrogateJoiner
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.messages import (
     ChatMessage,

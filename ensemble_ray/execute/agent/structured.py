@@ -21,7 +21,8 @@ from pydantic_core import from_json, to_json
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.prompts.output_format import correction_prompt
-from ensemble_ray.text.foreign_text import iter_json, whole_data, whole_json, whole_text
+from ensemble_ray.text.answers import iter_json
+from ensemble_ray.text.foreign_text import whole_data, whole_json, whole_text
 from ensemble_ray.values.task_output import OutputType, type_name
 
 _INFO, _WARNING = 20, 30  # levels as `logging` numbers them; the machine returns lines and does not log

@@ -17,7 +17,7 @@ from ensemble_ray.llm.failures import CallFailure
 from ensemble_ray.llm.protocol.transport import RedirectRefusedError, follow_redirect, is_redirect
 from ensemble_ray.llm.protocol.wire import ERROR_BODY_BYTES, AnswerLimits
 from ensemble_ray.process.context import ScopedVariable
-from ensemble_ray.text.foreign_text import bound_response
+from ensemble_ray.text.unpacking import bound_response
 
 
 class AnswerRefusedError(OpenAIError):

@@ -19,15 +19,8 @@ from ensemble_ray.errors import ToolConfigurationError, ValidationError, message
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.context import current_traceparent
-from ensemble_ray.text.foreign_text import (
-    ACCEPTED_CODINGS,
-    STEP_BYTES,
-    UnpackingError,
-    bound_response,
-    header_flaw,
-    header_name_flaw,
-    whole_text,
-)
+from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw, whole_text
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, STEP_BYTES, UnpackingError, bound_response
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
     ToolResult,

@@ -27,7 +27,8 @@ from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.concurrency import abandon, after_fork, bridge, library_loop
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.text.foreign_text import ACCEPTED_CODINGS, bound_response, one_line
+from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, bound_response
 from ensemble_ray.tools.foreign_schema import LONGEST_NAME, SchemaError, hash_name, normalise_parameters
 from ensemble_ray.tools.mcp.address import (
     MESSAGE_BYTES,

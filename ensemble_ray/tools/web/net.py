@@ -26,7 +26,7 @@ from yarl import URL
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.concurrency import threads
-from ensemble_ray.text.foreign_text import ACCEPTED_CODINGS, BodyUnpacker, UnpackingError, codings_of
+from ensemble_ray.text.unpacking import ACCEPTED_CODINGS, BodyUnpacker, UnpackingError, codings_of
 
 CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 10

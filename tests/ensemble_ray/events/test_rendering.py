@@ -36,7 +36,7 @@ from ensemble_ray import (
     ToolCall,
     ToolCallEvent,
 )
-from ensemble_ray.events.messages import RunMessages
+from ensemble_ray.events.messages import RunMessages, milliseconds
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 AT = NOON.timestamp()
@@ -384,3 +384,9 @@ def test_events_that_pages_are_not_told() -> None:
         timestamp=NOON,
     )
     assert RunMessages("run").apply(event, AT) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0014996, 0.0005004, 0.0025, 1.2345678])
+def test_duration_has_the_same_milliseconds_whole_and_in_microseconds(seconds: float) -> None:
+    """S-MET-39: a record has all digits of a duration, an event those of a `timedelta`."""
+    assert milliseconds(seconds) == milliseconds(timedelta(seconds=seconds).total_seconds())

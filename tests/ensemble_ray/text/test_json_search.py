@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ensemble_ray.text.foreign_text import FoundJson, find_json, iter_json
+from ensemble_ray.text.answers import FoundJson, find_json, iter_json
 
 _ANY = re.compile(r"[\[{]")
 

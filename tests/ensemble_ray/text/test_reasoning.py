@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.text.foreign_text import ReasoningSplitter, split_reasoning
+from ensemble_ray.text.answers import ReasoningSplitter, split_reasoning
 
 _SPLIT = (
     ("<think>\nPerhaps 41?\n</think>\n\n42", "Perhaps 41?", "42"),

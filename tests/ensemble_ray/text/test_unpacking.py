@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.text.foreign_text import STEP_BYTES, BodyUnpacker, UnpackingError, codings_of
+from ensemble_ray.text.unpacking import STEP_BYTES, BodyUnpacker, UnpackingError, codings_of
 
 
 def _bare(data: bytes) -> bytes:

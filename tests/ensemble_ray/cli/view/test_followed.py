@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ensemble_ray.cli.view.followed import event_of
 from ensemble_ray.cli.view.progress import ItemProgress, TaskProgress
-from ensemble_ray.cli.view.run_view import event_of
 from ensemble_ray.events.messages import WireEvent
 
 TASK = {"instance": "draft#0", "task_description": "d", "agent_role": "Writer", "task_index": 1, "total_tasks": 2}
