@@ -123,7 +123,7 @@ def test_keys_of_outputs_are_seen_when_they_are_read(code: str) -> None:
 #: Messages to pages have types and fields of their own, and some of them are the same words (27).
 _MESSAGES = {
     Path("ensemble_ray/record/following.py"),
-    Path("ensemble_ray/cli/view/run_view.py"),
+    Path("ensemble_ray/cli/view/followed.py"),
     Path("serve/mcp_api.py"),
     Path("serve/schemas.py"),
     Path("ensemble_ray/events/messages.py"),
