@@ -111,7 +111,7 @@ class Startable(Generic[R]):
             options: As in `run`.
             is_watched: Whether the caller reads events or results of the handle.
             has_event_readers: Whether the caller reads `events()`.
-            resumption: State of a recorded run; None: a new run.
+            resumption: State of a run that is already in the record; None: a new run.
         """
         from ensemble_ray.runtime import connect
 
@@ -152,7 +152,7 @@ class Ensemble(EnsembleDefinition, Startable["Run"]):
                 yield each
 
     def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
-        """Return the tasks of a run and their order, without running one.
+        """Return the tasks of a run and their order, without running a task.
 
         Raises:
             ValidationError, PromptTemplateError: as `run`.

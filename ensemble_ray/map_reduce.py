@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
     """A task for each of many items, and tasks that combine their outputs, until there is one output.
 
-    `map_task` makes the task of an item, and `reduce_task` the task over a group of outputs, which is its `context`.
-    Groups have `chunk_size` outputs, or as many as fit `target_token_budget`. `mode="pipelined"` begins a reduce as soon
-    as its group is full. `on_item_error`, `dead_letters` and `results` control how single items are handled. All other
-    arguments are arguments of `Ensemble`.
+    It needs `items`, `map_task`, which makes the task of an item, and `reduce_task`, which makes the task over a group of
+    outputs and has that group as its `context`. Groups have `chunk_size` outputs, or as many as fit
+    `target_token_budget`. `mode="pipelined"` begins a reduce as soon as its group is full. `on_item_error`,
+    `dead_letters` and `results` control how single items are handled. All other arguments are arguments of `Ensemble`.
 
-    Over a list, in groups of a fixed size, construction makes all tasks, as for a parallel ensemble (`to_ensemble`). With
-    a budget of tokens, over another source, pipelined, or with one of the three arguments for items, tasks are made
-    during the run: `start()` then returns a handle with `items()`.
+    Over a list, in groups of a fixed size, construction makes all tasks, and the run is the run of an ordinary parallel
+    ensemble (`to_ensemble`). With a budget of tokens, over another source, pipelined, or with one of the three arguments for
+    items, tasks are made during the run: `start()` then returns a handle with `items()`.
 
     Examples:
         >>> from ensemble_ray.testing import ScriptedModel
@@ -186,9 +186,9 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
     """A task for each of many items. Its output contains the outputs of all items, in the order of the items.
 
-    `map_task` makes the task of an item. `on_item_error`, `dead_letters` and `results` control how single items are
-    handled. All other arguments are arguments of `Ensemble`. Tasks are made during the run, only as far ahead as there
-    are free slots. `start().items()` and `stream()` yield results as they arrive.
+    It needs `items` and `map_task`, which makes the task of an item. `on_item_error`, `dead_letters` and `results` control
+    how single items are handled. All other arguments are arguments of `Ensemble`. Tasks are made during the run, only as far
+    ahead as there are free slots for them. `start().items()` and `stream()` yield results as they arrive.
 
     Examples:
         >>> from ensemble_ray.testing import ScriptedModel
@@ -211,7 +211,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
-        """Yield results of items as they arrive, then the output. Leaving the loop early cancels the run."""
+        """Yield results of items as they arrive, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(
             inputs, runtime=runtime, run_id=run_id, options=merge_options(options, fields), has_event_readers=False
         )

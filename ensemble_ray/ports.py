@@ -60,24 +60,27 @@ class StreamingChatModel(Protocol):
 
 @runtime_checkable
 class StructuredChatModel(Protocol):
-    """A model whose endpoint can enforce a JSON schema; a synchronous method is accepted too."""
+    """A model with an endpoint that can enforce a JSON schema; a synchronous method is accepted too."""
 
     def chat_structured(
         self, messages: Sequence[ChatMessage], schema: JsonSchema
     ) -> ChatResponse | Awaitable[ChatResponse]:
-        """Answer in that form, or, if the endpoint cannot enforce it, like `chat` without tools."""
+        """Answer the conversation in that form, which it also requests in words.
+
+        If the endpoint cannot enforce the form, answer like `chat` without tools: the caller corrects the answer.
+        """
         ...
 
 
 @runtime_checkable
 class RunsTask(Protocol):
-    """Does the tasks of an agent, such as one of another framework; a synchronous `run` is accepted too.
+    """Does the tasks of an agent, such as an agent of another framework; a synchronous `run` is accepted too.
 
     An attribute `effect`, as of a tool, says whether a task may run again after a crash. The default is `once`.
     """
 
     def run(self, request: TaskRequest) -> RunnerOutput | Awaitable[RunnerOutput]:
-        """Do the task; an exception fails it. If the run is cancelled, this call is cancelled too."""
+        """Do the task. An exception fails the task. If the run is cancelled, this call is cancelled too."""
         ...
 
 
@@ -270,7 +273,7 @@ class EmbeddingStore(Protocol):
         min_score: float = 0.0,
         filter: Mapping[str, str] | None = None,  # noqa: A002  the name of the port
     ) -> Sequence[EmbeddingMatch]:
-        """Return the nearest texts first, with a score of at least `min_score` and the metadata of `filter`."""
+        """Return the nearest texts, nearest first, with a score of at least `min_score` and the metadata of `filter`."""
         ...
 
 
@@ -282,7 +285,7 @@ class LongTermMemory(Protocol):
         """Store an entry."""
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return matching entries, most relevant first."""
+        """Return entries that match the query, most relevant first."""
         ...
 
 
@@ -298,7 +301,7 @@ class EntityMemory(Protocol):
         ...
 
     def get_all(self) -> Mapping[str, str]:
-        """Return facts by name, in the order of the first `put` of each name."""
+        """Return all facts by name, in the order of the first `put` of each name."""
         ...
 
     def is_empty(self) -> bool:

@@ -52,36 +52,41 @@ else:
 class Agent(fields.Identified):
     """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles and answers questions.
 
-    One agent may serve many tasks and runs at the same time. It is equal only to itself.
+    One agent may serve many tasks and many runs at the same time. It is equal only to itself.
 
     Attributes:
         role: Its function, such as `"Researcher"`; shown in prompts, events and traces.
         goal: The purpose of its work.
-        background: Experience and manner.
-        tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s.
+        background: Experience and manner. Prompts show it after the role.
+        tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
+            task is one model call.
         llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`. Default: the model of the ensemble.
-        runner: In place of a model and tools: an object with `run(request)`, such as an agent of another framework; see
-            `RunsTask`.
-        runner_effect: Whether the runner may run again after a crash, as `Task.effect`. None: the runner's attribute
-            `effect`, else `once`.
+        runner: Does its tasks in place of a model and tools: an object with `run(request)`, such as an agent of another
+            framework; see `RunsTask`.
+        runner_effect: Whether the runner may run again after a crash, as `Task.effect` of a handler. None: the attribute
+            `effect` of the runner, else `once`.
         stream: Whether answers stream. None: as the task, then the ensemble declares.
         verbose: Whether prompts and answers are logged at INFO.
         max_iterations: Tool requests allowed per task; > 0.
-        response_format: Instructions on the form of the answer, at the end of the system prompt.
+        response_format: Instructions on the form of the answer, added to the end of the system prompt.
         allow_delegation: Whether it may delegate work to the ensemble's other agents with the tool `delegate`.
-        rate_limit: Limit of its model calls in all its runs.
-        max_concurrency: Tasks that one process does at the same time; None: no limit.
-        replicas: Processes that host it on Ray, each with a copy of the state of its tools. By default one; agents without
+        rate_limit: Limit of this agent's model calls, shared by all its runs; `llm` is then the limited model.
+        max_concurrency: Tasks that one process of it does at the same time; None: no limit.
+        replicas: Processes that host it on Ray. Each has a copy of the state of its tools. By default one; agents without
             tools that are busy for long may get more.
-        on_incomplete: An empty or cut answer: `"warn"`: is used; `"fail"`: fails the task; `"retry"`: is requested again, at
-            most twice; None: as the ensemble declares.
-        keep_reasoning: Whether answers keep reasoning in tags such as `<think>`, in place of storing it apart.
-        isolation: `"process"`: own processes on Ray in each run. None: agents without tools share one, and so do agents with
-            the same tools and model. `"shared"`: agents with the same runner or requests for nodes share, too.
-        num_cpus: Processors that each process reserves; 0 fits an agent that waits for models.
-        num_gpus: GPUs that each process reserves, also fractions below 1.
-        resources: Amounts of custom cluster resources that each process reserves, by name.
-        labels: Labels of its node, by name: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
+        on_incomplete: How an answer that is empty or was cut off is handled. `"warn"`: it is used, with a warning;
+            `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails; None: as the
+            ensemble declares.
+        keep_reasoning: Whether answers keep reasoning in tags such as `<think>`. By default reasoning is stored apart
+            from the answer.
+        isolation: `"process"`: it always has a process on Ray that no other agent and no other run uses. None: agents
+            without tools share one, and so do agents with the same tools and model. `"shared"`: agents with the same
+            runner or the same requests for their nodes share, too.
+        num_cpus: Processors that each of its processes on Ray reserves on its node. 0, the default, fits an agent that
+            waits for models.
+        num_gpus: GPUs that each of its processes reserves; fractions below 1 are possible.
+        resources: Amounts of custom cluster resources that each of its processes reserves, by name.
+        labels: Labels that its node must have, by name: a value, `"!value"`, `"in(a, b)"` or `"!in(a, b)"`.
     """
 
     role: fields.StrictText = Field(kw_only=False)
@@ -128,7 +133,9 @@ class Agent(fields.Identified):
         _check_runner(arguments)
 
     def replace(self, **changes: object) -> Self:
-        """Return another agent with these fields changed and checked. A new `rate_limit` replaces the old one.
+        """Return a copy with these fields changed and checked. The copy is another agent, with another id.
+
+        A new `rate_limit` replaces the old one.
 
         Raises:
             ValidationError: a field is unknown or its value is refused.
@@ -148,11 +155,16 @@ class Agent(fields.Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
-        """Ask, and wait for the answer, in scripts and inside a running event loop. Ctrl-C ends the run.
+        """Ask, and wait for the answer. It works in scripts and inside a running event loop. Ctrl-C ends the run.
 
-        The question is used word for word. The answer is parsed into `output_type`, as of `Task`; read it from `output.parsed`.
-        `history` continues a conversation: the output of an earlier question, or alternating questions and answers. The other
-        arguments are those of `Ensemble.run`.
+        Args:
+            question: Used word for word; braces are text.
+            output_type: Type that the answer is parsed into, as `Task.output_type`; read the value from `output.parsed`.
+            history: Conversation to continue: the output of an earlier question, or alternating questions and answers.
+            runtime: As for `Ensemble.run`.
+            run_id: As for `Ensemble.run`.
+            options: As for `Ensemble.run`.
+            fields: As for `Ensemble.run`: `tags`, `max_tokens` and the others.
 
         Raises:
             ValidationError: the question or the history is not valid, or the agent has no model.
@@ -172,7 +184,7 @@ class Agent(fields.Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
-        """`run` for async code. Cancelling it ends the run first."""
+        """`run` for async code, with the same contract. Cancelling it ends the run first."""
         asked = self.to_ensemble(question, output_type=output_type, history=history)
         return _answer_of(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
 
@@ -187,7 +199,9 @@ class Agent(fields.Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> Iterator[Event | AgentOutput[Parsed]]:
-        """Yield events as they happen, and the output as the last item. Leaving the loop early, or Ctrl-C in it, ends the run.
+        """Yield events as they happen, with pieces of text (`TokenEvent`), and the output as the last item.
+
+        Leaving the loop early, or Ctrl-C in it, ends the run.
 
         Raises:
             ValidationError, EnsembleError: as `run`.
@@ -217,7 +231,7 @@ class Agent(fields.Identified):
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
-        """`stream` for async code."""
+        """`stream` for async code, with the same contract."""
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
         events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
         async with aclosing(events):
@@ -227,9 +241,10 @@ class Agent(fields.Identified):
     def to_ensemble(
         self, question: str, *, output_type: OutputType | None = None, history: History | None = None
     ) -> Ensemble:
-        """Return the ensemble of one task that runs for this question, to add listeners, or to resume or fork its run.
+        """Return the ensemble of one task that runs for this question.
 
-        For a run of `stream` or `astream`, use `to_ensemble(...).replace(stream=True)`.
+        Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. For a run
+        that `stream` or `astream` began, use `to_ensemble(...).replace(stream=True)`.
         """
         # A layer above the definitions.
         from ensemble_ray.ensemble import build_question
@@ -247,13 +262,15 @@ _GOAL = "Do the task that it is handed"
 
 
 class RemoteAgent(Agent):
-    """An agent of another system that does tasks over the A2A protocol, with the arguments of an `Agent` with a runner.
+    """An agent of another system that does tasks of ensembles over the A2A protocol.
+
+    It has the arguments of an `Agent` with a runner, and these. The default `role` is the last part of the URL.
 
     Attributes:
-        url: The part of its card's URL before `/.well-known/agent-card.json`; the last part is the default `role`.
-        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`; never shown.
-        hosts: Hosts that its card may name besides the host of the URL.
-        timeout: For one task, in seconds or as a `timedelta`; then the task is cancelled there.
+        url: Base URL of its card: the part before `/.well-known/agent-card.json`.
+        headers: Sent with every request, such as `{"Authorization": "Bearer ..."}`. No output shows their values.
+        hosts: Hosts that its card may name besides the host of the URL. Requests go to no other host.
+        timeout: For one task, in seconds or as a `timedelta`; a task that takes longer is cancelled there.
         connect_timeout: For opening a connection, in seconds or as a `timedelta`.
     """
 
@@ -292,7 +309,9 @@ class RemoteAgent(Agent):
 
     @classmethod
     def discover(cls, url: str, **fields: Any) -> RemoteAgent:
-        """Return the agent with role, goal and `runner_effect` from its card.
+        """Return the agent with the name in its card as role, and the description as goal.
+
+        If the card allows a message to be sent again, the message is sent again after a crash (`runner_effect="idempotent"`).
 
         Raises:
             ToolConfigurationError: the card cannot be read.
@@ -302,7 +321,7 @@ class RemoteAgent(Agent):
 
     @classmethod
     async def adiscover(cls, url: str, **fields: Any) -> RemoteAgent:
-        """`discover` for async code."""
+        """`discover` for async code, with the same contract."""
         from ensemble_ray.tools.a2a import client
 
         known = cls(url, **fields)
@@ -318,9 +337,12 @@ class RemoteAgent(Agent):
     def as_tool(
         self, *, name: str | None = None, description: str | None = None, timeout: float | timedelta = _CALL_S
     ) -> AgentTool:
-        """Return a tool that asks it, with failures as results. `timeout` is for one question, in seconds or as a `timedelta`.
+        """Return a tool that asks it. The calling model sees failures as the result of the tool.
 
-        The default name is `ask_` and the last part of its URL.
+        Args:
+            name: Name of the tool; None: `ask_` and the last part of its URL.
+            description: When the model should use the tool; None: says that it asks the agent.
+            timeout: For one question, in seconds or as a `timedelta`.
         """
         from ensemble_ray.tools.a2a import client
 

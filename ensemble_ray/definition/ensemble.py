@@ -45,14 +45,16 @@ else:
 
 
 class HierarchicalConstraints(Value):
-    """Limits of a hierarchical run's manager that do not depend on its model. Roles are matched exactly.
+    """Limits of a hierarchical run's manager that do not depend on its model. Other workflows ignore them.
+
+    Roles are matched exactly.
 
     Attributes:
-        required_workers: Roles that must succeed at least once.
+        required_workers: Roles that must succeed at least once; a set is sorted.
         allowed_workers: Roles that may be delegated to; empty: all.
         max_calls_per_worker: Most delegations to a role; > 0 each.
         global_max_delegations: Most delegations in total; 0: no limit.
-        required_stages: Groups of roles: all roles of a group succeed before a role of a later group starts.
+        required_stages: Groups of roles in order: every role of a group succeeds before a role of a later group starts.
 
     Examples:
         >>> rules = HierarchicalConstraints(required_stages=[["Researcher"], ["Writer"]], required_workers={"Writer"})
@@ -74,7 +76,7 @@ class ManagerPromptContext(Value):
         agents: The workers, in order, with the agents that were made for tasks.
         tasks: All tasks, with resolved texts.
         previous_outputs: Outputs from before this run; usually empty.
-        workflow_description: Purpose of the run.
+        workflow_description: Purpose of the run, or None.
     """
 
     agents: FrozenSequence[InstanceOf[Agent]] = ()
@@ -85,10 +87,10 @@ class ManagerPromptContext(Value):
 
 @runtime_checkable
 class ManagerPromptStrategy(Protocol):
-    """Writes the manager's prompts."""
+    """Writes the manager's prompts. Any object with these two methods, both plain functions, is accepted."""
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """Return the manager's background: its function and its workers."""
+        """Return the manager's background: its function and its workers. None means ""."""
         ...
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str | None:
@@ -212,23 +214,23 @@ class Leadership(Value):
 
 
 class EnsembleDefinition(RunListeners, WithReflection, WithMemory, Leadership, RunRules, Work):
-    """Tasks and the rules that they run under, with the fields of all bases."""
+    """Tasks and the rules that they run under. It has the fields of all bases, the last base first."""
 
     _levels: Levels | None = PrivateAttr(default=None)
 
     @property
     def levels(self) -> Levels | None:
-        """Map-reduce levels of its tasks."""
+        """Map-reduce levels of its tasks; None: it is not the plan of a map-reduce."""
         return self._levels
 
     def with_levels(self, levels: Levels) -> Self:
-        """Return this ensemble as a map-reduce. A copy with other tasks loses the levels."""
+        """Return this ensemble with its tasks as the tree of a map-reduce. A copy with other tasks loses the levels."""
         placed = self.model_copy()
         placed._levels = levels  # noqa: SLF001  a copy of this class
         return placed
 
     def with_tasks(self, tasks: Task | Sequence[Task]) -> Self:
-        """Return this ensemble with other tasks, at least one."""
+        """Return this ensemble with another list of tasks; an empty list and None are refused."""
         entries = to_tuple(tasks)
         if not entries:
             raise ValidationError("tasks must not be None or empty")

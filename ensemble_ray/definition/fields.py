@@ -52,7 +52,7 @@ class Durability(StrEnum):
 
 
 class OnUnknown(StrEnum):
-    """Handling of a tool call that began before a crash and has no result."""
+    """Handling of a tool call that began before a crash and has no recorded result."""
 
     TELL_MODEL = "tell_model"  # the model decides
     FAIL = "fail"  # the task fails

@@ -46,7 +46,7 @@ class GraphEdge(_Entry):
     Attributes:
         from_state: Name of a state.
         to_state: Name of a state, or `Graph.END`.
-        condition: A function of a `GraphRoutingContext`, sync or async; None: always.
+        condition: Decides about the edge: a function of a `GraphRoutingContext`, sync or async; None: always.
         label: Its name in plans, traces and messages.
     """
 
@@ -61,7 +61,7 @@ class GraphFork(_Entry):
 
     Attributes:
         from_state: Name of a state.
-        to_states: First states of the branches, at least two.
+        to_states: Names of the first states of the branches, at least two.
     """
 
     from_state: fields.StrictText = Field(kw_only=False)
@@ -72,7 +72,7 @@ class GraphJoin(_Entry):
     """From several branches to one state, after enough of them have arrived.
 
     Attributes:
-        from_states: Last states of the branches, at least two.
+        from_states: Names of the last states of the branches, at least two.
         to_state: Name of a state, or `Graph.END`.
         count: Branches that must arrive; then the others are cancelled. None: all.
     """
@@ -104,15 +104,18 @@ else:
 
 
 class Graph(fields.Identified):
-    """A state machine: after each state, the first of its edges that matches names the next state. It is equal only to itself.
+    """A state machine: after each state, the first of its edges that matches names the next state.
+
+    Like a task it is equal only to itself.
 
     Attributes:
         name: Its name in histories, traces and messages.
         states: A task or a loop for each state, by the state's name.
-        edges: `GraphEdge`s, or tuples of two states and a condition, tried in this order; also forks and joins.
+        edges: From state to state, tried in this order: `GraphEdge`s, or tuples of two states and a condition. Forks and
+            joins are in the same list.
         start: Name of the first state.
         max_steps: Most steps.
-        on_max_steps: Result at that limit: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        on_max_steps: Result if that limit ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
         inject_feedback_on_revisit: Whether a state that is visited again sees its previous output.
         no_feedback_states: Names of states that never see it.
     """
@@ -132,12 +135,12 @@ class Graph(fields.Identified):
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """The states that are loops."""
+        """The states that are loops, in declared order."""
         return tuple(state for state in self.states.values() if isinstance(state, Loop))
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """The tasks of its states and loops, in declared order."""
+        """The tasks of its states, in declared order; a loop is replaced by its body."""
         return tuple(
             task for state in self.states.values() for task in (state.body if isinstance(state, Loop) else (state,))
         )

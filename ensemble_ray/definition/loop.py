@@ -23,7 +23,9 @@ Predicate: TypeAlias = Callable[[LoopIterationContext], bool | Awaitable[bool]] 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`, created with its class methods.
+    """A predicate for `Loop(until=...)` and `GraphEdge(condition=...)`.
+
+    Create it with `Until.parsed`, `Until.text_contains` or `Until.unchanged`.
 
     Examples:
         >>> Until.text_contains("APPROVED", ignore_case=True)
@@ -37,7 +39,7 @@ class Until:
 
     @classmethod
     def parsed(cls, condition: Callable[[Any], bool | Awaitable[bool]]) -> Until:
-        """Stop when a condition holds for the parsed output of the last body task, which needs an `output_type`.
+        """Stop when a condition holds for the parsed output of the last body task. The task needs an `output_type`.
 
         Raises:
             ValidationError: the condition is not callable.
@@ -59,7 +61,7 @@ class Until:
 
     @classmethod
     def unchanged(cls) -> Until:
-        """Stop when the last body task repeats its output, apart from spaces at the ends."""
+        """Stop when the last body task repeats its output of the iteration before; spaces at the ends do not count."""
         return cls(kind="unchanged")
 
     def __call__(self, context: LoopIterationContext | GraphRoutingContext) -> bool | Awaitable[bool]:
@@ -91,7 +93,7 @@ class LoopMemoryMode(StrEnum):
 
 
 class LoopOutputMode(StrEnum):
-    """Output of a loop for the rest of the ensemble."""
+    """Output of a loop, as the rest of the ensemble sees it."""
 
     LAST_ITERATION = "last_iteration"  # the outputs of the last iteration
     FINAL_TASK_ONLY = "final_task_only"  # of the last body task in the last iteration
@@ -121,20 +123,25 @@ else:
 
 
 class Loop(fields.Identified):
-    """Tasks that run in order, repeatedly, until a predicate holds or a limit is reached. It is equal only to itself.
+    """Tasks that run in order, repeatedly, until a predicate holds or a limit is reached.
+
+    Like a task it is equal only to itself.
 
     Attributes:
         name: Its name in histories, traces and messages.
-        body: Tasks of one iteration, in this order, with context inside the body.
-        until: Whether to stop after an iteration: a function of a `LoopIterationContext`, sync or async, or an `Until`.
+        body: Tasks of one iteration, in this order. Their context must be in the body.
+        until: Returns whether to stop: called with a `LoopIterationContext` after each iteration, sync or async, or an
+            `Until`.
         max_iterations: Most iterations; None: 5.
-        on_max_iterations: Result at that limit: `"return_last"`, `"throw"` or `"return_with_flag"`.
-        output_mode: Its output: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
-        memory_mode: Memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"` or `"window"`.
+        on_max_iterations: Result if that limit ends it: `"return_last"`, `"throw"` or `"return_with_flag"`.
+        output_mode: Its output for the rest of the ensemble: `"last_iteration"`, `"final_task_only"` or `"all_iterations"`.
+        memory_mode: Handling of the body's memory scopes between iterations: `"accumulate"`, `"fresh_per_iteration"` or
+            `"window"`.
         memory_window_size: Entries per scope that stay in mode `"window"`.
-        inject_feedback: Whether the first task sees the last output of the iteration before.
-        context: Tasks outside whose outputs its first task sees. For another loop, use `other.output`.
-        max_tokens: Tokens of all iterations. It ends after the iteration that reaches them. None: no limit.
+        inject_feedback: Whether the first task of the body sees the last output of the iteration before.
+        context: Tasks outside that it waits for; its first task sees their outputs. For another loop, use `other.output`.
+        max_tokens: Tokens of input and output that its iterations may use together. It ends as by `max_iterations` after
+            the iteration that reaches them. None: no limit.
     """
 
     name: fields.StrictText = Field(kw_only=False)

@@ -105,15 +105,15 @@ class MapDefinition(RunListeners, WithReflection):
         items: A list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file, `CsvFile(path)`, a
             DataFrame or an Arrow table, a Ray Dataset, or `DeadLetters(path)`. All but sequences are read during the run.
         map_task: Makes the task of an item: `callable(item)`, or with `map_agent` `callable(item, agent)`. It may return a
-            `Loop`, or `loop.output_of(task)`.
-        map_agent: Makes the agent of an item: `callable(item)`.
-        on_item_error: A failed item: `"fail"`: fails the run; `"skip"`: is missing in the output; `"collect"`: is in
-            `failed_items` of the output. None: as `parallel_error_strategy` says.
+            `Loop`, which runs for the item, or `loop.output_of(task)`.
+        map_agent: Makes the agent of an item: `callable(item)`; None: the task names an agent, or the run makes one.
+        on_item_error: Effect of a failed item. `"fail"`: the run fails; `"skip"`: the output does not contain it; `"collect"`:
+            the output lists it in `failed_items`. None: `"fail"` or `"collect"`, as `parallel_error_strategy` says.
         dead_letters: Path of a `.jsonl` file for failed items.
         results: Path of a `.jsonl` or `.parquet` file for the outputs of the items, written as they arrive.
-        columns: Columns of its rows after `index`: parts of a row such as `raw`, fields of the parsed answer or of the item.
-            None: all parts of a row.
-        key: Field of the item that is the first column, in place of the item.
+        columns: Columns of its rows after `index`: parts of a row such as `raw`, fields of the parsed answer, fields of the
+            item. None: all parts of a row.
+        key: Field of the item that is the first column, in place of the whole item.
         replicas: Processes per kind of agent on Ray; None: as the agents declare.
         max_concurrency: Tasks that one process does at the same time; None: as the agents declare.
     """
@@ -161,12 +161,12 @@ class MapDefinition(RunListeners, WithReflection):
 
     @property
     def item_source(self) -> ItemSource:
-        """Source of the items, shared by all runs of this instance."""
+        """Source of the items. All runs of this instance share it, so that a used-up iterator is noticed."""
         return self._source
 
     @property
     def has_list(self) -> bool:
-        """Whether the items are a sequence, so that all are known."""
+        """Whether the items are a list or another sequence, so that all are known."""
         return self._source.is_list
 
     @property
@@ -188,18 +188,19 @@ class MapReduceDefinition(MapDefinition):
     Attributes:
         reduce_task: Makes the task over a group: `callable(chunk_tasks)`, or with `reduce_agent`
             `callable(chunk_tasks, agent)`; its `context` must contain all of them.
-        reduce_agent: Makes the agent of a group: `callable()`.
-        direct_task: Makes one task over all items, if they fit the budget: `callable(items)`, or with `direct_agent`
-            `callable(items, agent)`.
+        reduce_agent: Makes the agent of a group: `callable()`; None: the task names an agent, or the run makes one.
+        direct_task: Makes one task over all items, for an input that fits the budget as it is: `callable(items)`, or with
+            `direct_agent` `callable(items, agent)`.
         direct_agent: Makes its agent: `callable()`.
         chunk_size: Outputs per group; None: 5, without a budget.
         target_token_budget: Tokens that the outputs of a group may have together.
         context_window_size: Tokens that the reducing model can read; with `budget_ratio` another way to set the budget.
         budget_ratio: Share of that window that a group may fill; above 0.0, at most 1.0.
         max_reduce_levels: Levels of reduce tasks before the final one; with a budget only.
-        token_estimator: Tokens of an uncounted output: `callable(text)`.
+        token_estimator: Tokens of an output without a provider's count: `callable(text)`; None: no estimate.
         input_estimator: Text of an item, to estimate whether the input fits the budget.
-        mode: `"levels"`: level by level; `"pipelined"`: a reduce begins as soon as a group is full.
+        mode: `"levels"`: a level begins after the end of the level before; `"pipelined"`: a reduce begins as soon as a group
+            is full.
         ordered: Pipelined only: groups follow the order of the items instead of the order of completion.
     """
 
@@ -227,12 +228,12 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether groups fit a budget of tokens, instead of a fixed size."""
+        """Whether groups fit a budget of tokens; otherwise they have a fixed size."""
         return self.budget is not None
 
     @property
     def budget(self) -> int | None:
-        """Tokens that the outputs of a group may have together."""
+        """Tokens that the outputs of a group may have together; None: groups have a fixed size."""
         if self.context_window_size is not None and self.budget_ratio is not None:
             return int(self.context_window_size * self.budget_ratio)
         return self.target_token_budget
@@ -244,7 +245,7 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def capacity(self) -> int:
-        """Size of a full group: in tokens with a budget, else in outputs."""
+        """Size of a full group: in tokens with a budget, otherwise in outputs."""
         return self.effective_chunk_size if self.budget is None else self.budget
 
     @property
@@ -254,7 +255,10 @@ class MapReduceDefinition(MapDefinition):
 
     @property
     def is_planned(self) -> bool:
-        """Whether all its tasks are made at construction: static mode over a list, without settings for single items."""
+        """Whether all its tasks are made at construction, so that it runs, and handles failed tasks, as an ordinary ensemble.
+
+        This is so in static mode over a list, level by level, without settings for single items.
+        """
         item_settings = (self.on_item_error, self.dead_letters, self.results)
         is_by_levels = not self.is_adaptive and not self.is_pipelined
         return is_by_levels and self.has_list and all(each is None for each in item_settings)

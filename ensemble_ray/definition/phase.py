@@ -27,7 +27,7 @@ class PhaseReview(Value):
     """A task that decides about each attempt of a phase. Its answer is read as a `PhaseReviewDecision`.
 
     Attributes:
-        task: Runs after all tasks of the phase.
+        task: Runs after all tasks of the phase, with a model, a handler or a person.
         max_retries: Most retries of the phase; >= 0.
         max_predecessor_retries: Most retries of a phase before it; >= 0.
     """
@@ -52,14 +52,16 @@ class PhaseReview(Value):
 
 
 class Phase(fields.Identified):
-    """A named group of tasks and loops that runs after the phases before it. It is equal only to itself.
+    """A named group of tasks and loops that runs after the phases before it have completed.
+
+    Like a task it is equal only to itself.
 
     Attributes:
         name: Its name in results, events and messages.
         tasks: Its tasks.
         workflow: `"sequential"`, `"parallel"`, or None: the workflow of the ensemble.
         after: Phases that must complete first.
-        review: Decides whether its outputs are accepted.
+        review: Decides whether its outputs are accepted; None: they are.
         loops: Loops among its tasks, as in an ensemble.
     """
 
@@ -74,7 +76,7 @@ class Phase(fields.Identified):
 
     @classmethod
     def of(cls, name: str, *tasks: Task | Sequence[Task]) -> Self:
-        """Return a phase of these tasks, or lists of tasks."""
+        """Return a phase of these tasks; each argument is a task or a list of tasks."""
         listed: list[Task] = []
         for entry in tasks:
             listed.extend((entry,) if isinstance(entry, Task) else entry)
@@ -87,7 +89,7 @@ class Phase(fields.Identified):
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """Its tasks, tasks of its loops, and its reviewer."""
+        """Its tasks, tasks of its loops, and its reviewer, in this order."""
         bodies = (task for loop in self.loops for task in loop.body)
         return (*self.tasks, *bodies, *(() if self.review is None else (self.review.task,)))
 

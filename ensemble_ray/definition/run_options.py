@@ -31,14 +31,15 @@ class RunOptions(Value):
     None means the ensemble's value. A resumed run keeps its options, except for options that are set again.
 
     Attributes:
-        context_budget: Most tokens of a request, for tasks without their own budget.
+        context_budget: Most tokens that a request of a task may have, for tasks without their own budget.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
         durability: When facts are committed: `"effects"`, `"run"` or `"off"`.
-        max_tokens: Tokens of input and output together; > 0.
-        max_cost: Money in the currency of `cost_configuration`; > 0.
-        tags: Recorded labels to find the run later: at most 64, of up to 256 characters each.
+        max_tokens: Tokens of input and output together that the run may use; > 0.
+        max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
+        tags: Labels of the caller, by name, to find the run later: at most 64, of up to 256 characters each. They are recorded
+            and shown in lists of runs, and have no other effect.
     """
 
     context_budget: fields.StrictInt | None = None
@@ -60,7 +61,7 @@ class RunOptions(Value):
 
 
 class RunFields(TypedDict, total=False):
-    """The fields of `RunOptions` as arguments of `run` (S-DOM-94)."""
+    """The fields of `RunOptions` as arguments of `run` and its variants (S-DOM-94)."""
 
     context_budget: int | None
     max_tool_output_length: int | None
@@ -73,13 +74,13 @@ class RunFields(TypedDict, total=False):
 
 
 class RetryPolicy(Value):
-    """Retries of model calls that fail because of the provider. Waits are seconds or a `timedelta`.
+    """Retries of model calls that fail because of the provider.
 
     Attributes:
         max_attempts: Most requests for one answer; 1: no retries.
-        first_delay: Wait before the second attempt; each further wait is twice as long.
+        first_delay: Wait before the second attempt; each further wait is twice as long. Seconds or a `timedelta`, as all waits.
         max_delay: The longest wait, unless the provider requests a longer one.
-        max_wait: Limit of all waits for one answer, also for an endpoint that fails for all callers.
+        max_wait: Limit of all waits for one answer, including waits for an endpoint that fails for all callers.
 
     Raises:
         ValidationError: a value is out of range.

@@ -94,10 +94,10 @@ class RunRules(Value):
         name: The team's name in lists, traces and other programs: up to 128 characters in one line. None: the file or the
             variable that it was loaded from.
         description: Purpose of the team, for people and models that choose a team.
-        tags: Labels of the team, by name, which its runs have in addition to their own (`RunOptions.tags`).
+        tags: Labels of the team, by name. All its runs have them, in addition to their own (`RunOptions.tags`).
         verbose: Whether prompts, answers and outputs are logged at INFO.
-        llm: Model, or a string, of all agents and tasks that declare none.
-        models: Models by name that a running run can switch to (`run.switch_model`).
+        llm: Model of all agents and tasks that declare no model; a model or a string.
+        models: Models by name that a running run can switch to, in place of its agents' models (`run.switch_model`).
         stream: Whether answers stream, if neither agent nor task declares it.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
         inputs: Values of the variables in task texts; inputs of a run replace them.
@@ -106,30 +106,32 @@ class RunRules(Value):
         parallel_error_strategy: Effect of a failed task on the others of a parallel run.
         max_parallel_tasks: Tasks that may run at the same time, also workers of a manager; None: no limit.
         listeners: Objects with methods such as `on_task_start`.
-        rate_limit: Limit of the calls of `llm` in one run, for tasks and agents without their own limit.
-        context_budget: Most tokens of a request, by the library's estimate. Context, memory, history and results of tools are
-            cut until it fits. None: no limit.
+        rate_limit: Limit of the calls of `llm`, one bucket per run. It does not apply to tasks and agents with their own limit.
+        context_budget: Most tokens that a request of a task may have, by the library's estimate. Context of other tasks,
+            memory, history and results of tools are cut until it fits, and the trace says so. None: no limit.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
-        tool_metrics: Counts tool calls for a monitoring system.
+        tool_metrics: Counts tool calls for a monitoring system; None: no counting.
         capture_mode: Level of detail of the trace; None: `ENSEMBLE_RAY_CAPTURE_MODE`, else `"off"`.
         trace_exporter: Receives the traces of successful runs.
         cost_configuration: Money per token, for cost estimates.
-        max_tokens: Tokens of input and output together, after which a run ends early with the outputs so far.
-        max_cost: The same for money, in the currency of `cost_configuration`.
-        durability: When facts are committed. `"effects"`: before the next step, so that a recorded step never runs again;
-            `"run"`: within 200 ms; `"off"`: never.
-        on_unknown: A tool call that began before a crash and has no result: `"tell_model"`, `"fail"`, `"ask"` at the terminal,
-            or a function of an `UnknownEffect` that returns `"done"`, `"repeat"` or `"fail"`.
+        max_tokens: Tokens of input and output together that one run may use. Then it ends early, with the outputs so far.
+            None: no limit.
+        max_cost: Money that one run may spend, in the currency of `cost_configuration`; None: no limit.
+        durability: When facts are committed. `"effects"`: before a tool with an effect is called and before a result leaves
+            the run, else within 2 ms, so that no effect happens twice; `"run"`: within 200 ms; `"off"`: never.
+        on_unknown: Handling of a tool call that began before a crash and has no result: `"tell_model"`, `"fail"`, `"ask"` at
+            the terminal, or a function of an `UnknownEffect` that returns `"done"`, `"repeat"` or `"fail"`.
         review_handler: Decides at review gates: a callable of a `ReviewRequest` that returns a `ReviewDecision`, sync or
             async, or an object with `review`, such as `ReviewHandler.console()`; None: all gates pass.
-        review_policy: Tasks with a review gate, unless they declare it: `"never"`, `"after_every_task"` or
-            `"after_last_task"` of a sequential list.
-        review_wait: Where a run waits for decisions. `"attached"`: in the calling program, where the `review_handler` decides.
-            `"detach"`: in its record; the output has `open_reviews`, and `resume` continues the run.
+        review_policy: Tasks with a review gate, unless they declare it themselves: `"never"`, `"after_every_task"` or
+            `"after_last_task"`, which means the last task of a sequential list.
+        review_wait: Where a run waits for decisions. `"attached"`: in the program that called `run()`; the
+            `review_handler` decides. `"detach"`: in its record. The call returns an output with the open gates
+            in `open_reviews`, and `resume` continues the run after the decisions. A `review_handler` is not used.
         retry: Retries of model calls that fail because of the provider; None: no retries.
-        on_incomplete: An empty or cut answer, unless its agent declares it: `"warn"`: is used; `"fail"`: fails the task;
-            `"retry"`: is requested again, at most twice.
+        on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
+            with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.
     """
 
     _called: ClassVar[str] = "Ensemble"  # in messages
@@ -191,16 +193,16 @@ class RunRules(Value):
 
     @property
     def origin(self) -> str | None:
-        """Source of the definition: a YAML path or `module:attribute`."""
+        """Source of the definition: a YAML path or `module:attribute`; None: a program made it."""
         return self._origin.place or None
 
     @property
     def source(self) -> fields.Origin:
-        """Source and options of the loader, to make the definition again for a later resume."""
+        """Source and options of the loader: all that is needed to make the definition again for a later resume."""
         return self._origin
 
     def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None, *, called: str = "") -> Self:
-        """Store the source and the options of the loader, and return this definition."""
+        """Store the source and the options of the loader, and return this definition. For loaders."""
         return self.with_source(fields.Origin(place=origin, overrides=dict(overrides or {}), called=called))
 
     def with_source(self, source: fields.Origin) -> Self:
@@ -209,7 +211,7 @@ class RunRules(Value):
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:
-        """Return this ensemble with the options of one run."""
+        """Return this ensemble with the options of one run; options that are None have no effect."""
         if options is None:
             return self
         check_options(options)

@@ -61,8 +61,8 @@ class ReflectionConfig(Value):
 
     Attributes:
         model: The reflecting model, or a string; None: the task's `llm`, else its agent's model.
-        strategy: In place of a model: a callable of a `ReflectionInput` that returns a `TaskReflection`, sync or async. It
-            runs in the process that began the run.
+        strategy: Reflects in place of a model: a callable of a `ReflectionInput` that returns a `TaskReflection`, sync or
+            async. It always runs in the process that began the run.
     """
 
     model: fields.OptionalModelField = fields.initially(None)
@@ -94,7 +94,7 @@ class ReflectionConfig(Value):
 
     @property
     def is_strategy_here(self) -> bool:
-        """Whether this process can call the strategy."""
+        """Whether this process can call the strategy; True without a strategy."""
         return self._held is None or self._held.is_here
 
 
@@ -135,38 +135,42 @@ class UnitOutput:
 
 
 class Task(fields.Identified, Generic[Parsed_co]):
-    """A piece of work. It is equal only to itself.
+    """A piece of work. It is equal only to itself: two built alike are two tasks.
 
     `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class.
 
     Attributes:
-        name: Its name in team files, plans and records; None: its position.
+        name: Its name in team files, plans and records; None: its position is its name.
         description: What to do; the run's inputs fill in variables such as `{topic}`.
-        expected_output: Form of the result; a template as well.
+        expected_output: Form of the result; a template as well. Optional.
         agent: The agent that does it; None: the run makes an agent, unless there is a handler.
-        context: Tasks whose outputs are its input, in this order; also `loop.output` and `phase.output`.
+        context: Tasks that supply input by their outputs, in this order. For the outputs of a loop or a phase, use
+            `loop.output` or `phase.output`.
         output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict or enum, `str`, `int`,
             `list[X]`, `dict[str, X]`, `Literal[...]`, `X | None`, or another type that pydantic reads.
         max_output_retries: Further answers requested if one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Called before all other work; each may refuse the task.
         output_guardrails: Called with the answer; each may refuse it.
-        llm: Its model, or a string; None: the model of its agent, else of the ensemble.
+        llm: Its model, or a string; None: the model of its agent, else of the ensemble. With an agent, only this task uses it.
         stream: Whether the answer streams; None: as the ensemble declares.
-        tools: Tools of the agent that the run makes for it.
-        max_iterations: Tool requests allowed to that agent; None: the default of `Agent`.
-        rate_limit: Limit of its model calls, if it names a model or no agent.
+        tools: Tools of the agent that the run makes for it. An agent that it names has its own tools.
+        max_iterations: Tool requests allowed to the agent that the run makes for it; None: the default of `Agent`.
+        rate_limit: Limit of the model calls of this task, if it names a model or no agent.
         handler: Does the task without a model: a function of a `TaskHandlerContext`, sync or async, or an `AgentTool`.
         effect: Whether the handler may run again after a crash. `none`: it only reads; `idempotent`: a second call with the
-            same `idempotency_key` changes no more; `once`: it must not run twice. None: the effect of a tool, else `once`.
-        history: Earlier questions and answers, sent to the model before the task. A manager does not see it.
-        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after its work: names or
-            `MemoryScope`s.
-        context_budget: Most tokens of a request, by the library's estimate. Context, memory, history and results of tools are
-            cut until it fits. None: as the ensemble declares.
+            same `idempotency_key` changes no more than the first; `once`: it must not run twice. None: the effect of the
+            tool given as handler, else `once`.
+        history: Earlier conversation: alternating questions and answers, sent to the model before the task. A manager
+            does not see it, since it delegates tasks as texts.
+        memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after its work: a name, a
+            `MemoryScope`, or a list of these.
+        context_budget: Most tokens that a request of this task may have, by the library's estimate. Context, memory, history
+            and results of tools are cut until it fits; the text of the task is not. None: as the ensemble declares.
         review: Review of its output by a person: `Review.required()`, `Review.skip()`, or a `Review` with a prompt and a
             timeout. None: as the ensemble's `review_policy` declares. No effect without a `review_handler`.
-        before_review: Review by a person before it begins.
-        reflection_config: Reflection on its outputs, to improve later runs: True, or a `ReflectionConfig`.
+        before_review: Review by a person before it begins; None: no review.
+        reflection_config: How its outputs are reflected on, to improve later runs: True, or a `ReflectionConfig` with a
+            model or a strategy; None or False: no reflection.
         revision_feedback: Feedback on the previous attempt.
         prior_attempt_output: Output of the previous attempt.
         attempt_number: 0 for the first attempt.
@@ -207,12 +211,12 @@ class Task(fields.Identified, Generic[Parsed_co]):
 
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
-        """Return a task in one line."""
+        """Return a task in one line; the agent is made for it."""
         return cls(description=description, expected_output=expected_output)
 
     @property
     def handler_effect(self) -> Effect:
-        """Effect of the handler: `effect`, else the effect of a tool, else `once`."""
+        """Effect of the handler: `effect`, else the effect of a tool given as handler, else `once`."""
         if self.effect is not None:
             return self.effect
         from ensemble_ray.tools.tool import AgentTool, check_effect, tool_mark  # needed only in a run
@@ -223,13 +227,15 @@ class Task(fields.Identified, Generic[Parsed_co]):
         return "once" if mark is None else mark.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """Return this task for another attempt, with the same id."""
+        """Return this task for another attempt; it keeps its id, so context finds its output."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )
 
     def replace(self, **changes: object) -> Self:
-        """Return another task with these fields changed and checked. A new `rate_limit` replaces the old one.
+        """Return a copy with these fields changed and checked. The copy is another task, with another id.
+
+        A new `rate_limit` replaces the old one.
 
         Raises:
             ValidationError: a field is unknown or its value is refused.
@@ -341,8 +347,8 @@ class ReflectionInput(Value):
 
     Attributes:
         task: The task with its variables resolved. On a cluster it has no agent, tools, handler, guardrails or context.
-        task_output: Its output, with edits at a review gate.
-        prior_reflection: The newest reflection on the task.
+        task_output: Its output; after an edit at a review gate the edited output.
+        prior_reflection: The newest reflection on the task, or None.
     """
 
     task: InstanceOf[Task]

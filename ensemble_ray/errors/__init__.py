@@ -78,7 +78,7 @@ _LONGEST_PREVIEW = 200  # S-GRAPH-45
 
 
 class MaxLoopIterationsExceededError(EnsembleError):
-    """A loop did not converge, and its cap raises an error. Unrelated to the cap of an agent's tool loop."""
+    """A loop reached its cap, and the cap raises an error. Unrelated to the cap of an agent's tool loop."""
 
     def __init__(self, loop_name: str, max_iterations: int, completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
         super().__init__(f"Loop '{loop_name}' did not converge after {max_iterations} iterations")
@@ -88,7 +88,12 @@ class MaxLoopIterationsExceededError(EnsembleError):
 
 
 class GraphNoEdgeMatchedError(EnsembleError):
-    """No edge of a graph's state matched its output; `output_preview` is the full text."""
+    """No edge of a graph's state matched its output.
+
+    Attributes:
+        output_preview: The full text of the state's output.
+        candidate_edges: The tried edges, in declared order.
+    """
 
     def __init__(
         self,
@@ -129,11 +134,11 @@ class MaxGraphStepsExceededError(EnsembleError):
 
 
 class ValidationError(EnsembleError, ValueError):
-    """Invalid configuration, found at construction or at the start of a run. Unrelated to pydantic's error."""
+    """The configuration is invalid; found at construction or at the start of a run. Unrelated to pydantic's error."""
 
 
 class PromptTemplateError(EnsembleError):
-    """A template has variables without a value; `template` is its full text."""
+    """A template has variables without a value: all of them, and the full template."""
 
     def __init__(self, message: str, missing_variables: Sequence[str] = (), template: str = "") -> None:
         super().__init__(message)
@@ -236,7 +241,12 @@ class AgentExecutionError(EnsembleError):
 
 
 class ManagerStalledError(AgentExecutionError):
-    """A manager made no progress in too many turns in a row; `last_results` are its last tool results."""
+    """A manager made no progress in too many turns; the run's error has the outputs of its workers.
+
+    Attributes:
+        turns: How many turns in a row.
+        last_results: Tool results of the last turns, the newest last.
+    """
 
     def __init__(self, turns: int, last_results: Sequence[str] = (), task_description: str = "") -> None:
         last = f" Its last tool result: {brief(last_results[-1])}" if last_results else ""
@@ -312,7 +322,7 @@ class RunExistsError(EnsembleError):
 
 
 class RecordError(EnsembleError):
-    """The record of a run cannot be written or read, because of a full disk, missing rights or a damaged file."""
+    """The record of a run cannot be written or read: a full disk, a directory without rights, a damaged file."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -320,7 +330,7 @@ class RecordError(EnsembleError):
 
 
 class StaleEpochError(EnsembleError):
-    """A newer writer does this work; the writer must stop before its next effect."""
+    """A newer writer does this work; the rejected writer must stop before its next effect."""
 
     def __init__(self, run: str, name: str, epoch: int, newest: int) -> None:
         super().__init__(f"Run '{run}' was taken over: '{name}' is written by epoch {newest}, epoch {epoch} must stop")
@@ -355,8 +365,12 @@ class ReviewDecidedError(EnsembleError):
     """A review gate has a decision already, or its timeout has passed.
 
     Attributes:
+        run_id: The run.
+        gate_id: Id of the gate.
         verdict: The decision: `approve`, `edit` or `exit`; after a timeout, the gate's `on_timeout`.
         by: Name of the reviewer; `(timeout)` after a timeout.
+        decided_at: Time of the decision.
+        comment: Comment on the decision.
     """
 
     def __init__(  # noqa: PLR0917  its arguments travel by position

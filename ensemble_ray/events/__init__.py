@@ -36,7 +36,7 @@ class Event:
     instance: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON-able form. `event` is the listener method without `on_`."""
+        """Return a JSON-able form: `event` is the listener method without `on_`."""
         fields = {field.name: jsonable(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"event": self.method.removeprefix("on_"), **fields}
 
@@ -143,7 +143,7 @@ class LlmIterationStartedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmIterationCompletedEvent(Event):
-    """A model call ended. Unknown token counts are 0."""
+    """A model call ended. Unknown token counts are 0 here."""
 
     method: ClassVar[str] = "on_llm_iteration_completed"
     agent_role: str
@@ -162,7 +162,7 @@ class LlmIterationCompletedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent(Event):
-    """A streamed fragment. `iteration` is the turn of the tool loop."""
+    """A streamed fragment. `iteration` distinguishes the turns of a tool loop."""
 
     method: ClassVar[str] = "on_token"
     token: str

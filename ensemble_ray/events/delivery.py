@@ -23,9 +23,10 @@ from ensemble_ray.values.outputs import ExitReason
 
 
 class EnsembleListener:
-    """Base class of listeners: override the methods that you need.
+    """Base class of listeners: override the methods that you need; by default they have no effect.
 
-    Methods may be `async`; they run on the delivery thread's loop. An attribute `trace_id` becomes part of the run's trace.
+    Methods may be `async`; they then run on the delivery thread's loop. If the attribute `trace_id` is not None, the
+    run's trace contains it.
     """
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
@@ -65,19 +66,19 @@ class EnsembleListener:
         """React to the answer of a worker."""
 
     def on_delegation_failed(self, event: events.DelegationFailedEvent) -> object:
-        """React to a refused or failed delegation."""
+        """React to a delegation that was refused, or whose worker failed."""
 
     def on_file_changed(self, event: events.FileChangedEvent) -> object:
         """React to a file written by a file tool."""
 
     def on_loop_iteration_completed(self, event: events.LoopIterationCompletedEvent) -> object:
-        """React to the end of an iteration, before the loop's predicate."""
+        """React to the end of an iteration of a loop, before its predicate is evaluated."""
 
     def on_graph_state_completed(self, event: events.GraphStateCompletedEvent) -> object:
-        """React to the end of a step of a graph."""
+        """React to the end of a step of a graph, after the next state is chosen."""
 
     def on_task_reflected(self, event: events.TaskReflectedEvent) -> object:
-        """React to a stored reflection on an output."""
+        """React to a stored reflection on a task's output."""
 
 
 @runtime_checkable

@@ -177,7 +177,9 @@ def refuse_old_rows(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The failed items of earlier runs as a source, each once and with its index: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
+    """The failed items of earlier runs as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)`.
+
+    Each item is yielded once, with its original index.
 
     Attributes:
         path: The file that those runs used as `dead_letters`.

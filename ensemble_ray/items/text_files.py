@@ -45,7 +45,7 @@ class CsvFile:
 
     Attributes:
         path: The file, with any extension.
-        delimiter: None: the comma, semicolon, tab or bar that the header contains.
+        delimiter: The character between fields; None: the comma, semicolon, tab or bar that the header contains.
         encoding: A codec name of Python. A byte order mark of the file overrides the default.
     """
 

@@ -120,7 +120,7 @@ class LocalChatModel:
 
     @property
     def spec(self) -> LocalSpec:
-        """The server's configuration. Raises as `path`."""
+        """The server's configuration; models with the same one share the server. Raises as `path`."""
         return LocalSpec(
             path=str(self.path),
             context_tokens=self._context_tokens,
@@ -130,7 +130,7 @@ class LocalChatModel:
 
     @property
     def endpoint_id(self) -> str:
-        """Models of one server share a circuit breaker. Raises as `path`."""
+        """The server of this file and its configuration, by which models share a circuit breaker. Raises as `path`."""
         spec = self.spec
         return f"local {spec.path} {spec.slots}x{spec.context_tokens}/{spec.threads}"
 

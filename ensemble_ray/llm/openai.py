@@ -33,23 +33,26 @@ _STREAMING_WITH_USAGE = b'"stream":true,"stream_options":{"include_usage":true}'
 class OpenAIChatModel:
     """A model behind any endpoint of the chat-completions protocol, hosted or your own.
 
-    It can be pickled, and each process creates its own client. The key is never shown.
+    A model is data: it can be pickled, and each process creates its own client. The key is never shown.
 
     Args:
         model: The model's name at the endpoint.
         base_url: URL of the API, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's.
         api_key: The key; default `OPENAI_API_KEY`, which is read for each call.
-        timeout: Longest wait for an answer, or for the next piece of a stream, s or `timedelta`; default 600 s.
+        timeout: Longest wait for an answer (when streaming, for the next piece), s or `timedelta`; default 600 s.
         max_retries: How often a failed call is retried; None: not at all.
         client_options: Keyword arguments of `openai.AsyncOpenAI`. If set, that client sends the requests.
-        max_answer_bytes: Longest answer, uncompressed; default 16 MiB. A stream may have four times as much.
-        max_answer_time: Longest time of a streamed answer, s or `timedelta`; default an hour, or a longer `timeout`.
-        structured_outputs: Whether the endpoint supports JSON schemas for typed tasks; None: the first call decides.
-        system_role: Role of system messages: `system`, `developer`, or `user`, which prepends their text to the
-            first user message; None: the first refusal decides.
-        request_options: Options of every request, such as `temperature`; also `extra_body` (merged into it),
-            `extra_headers`, and `extra_query` (added to the URL). Options about tools, such as `tool_choice`, are for
-            requests with tools only.
+        max_answer_bytes: Longest answer, uncompressed; default 16 MiB. A stream may have four times as much, since each
+            token has an envelope.
+        max_answer_time: Longest time of a whole streamed answer, s or `timedelta`; default an hour, or `timeout` if
+            that is longer.
+        structured_outputs: Whether the endpoint supports JSON schemas, which typed tasks then use; None: the first such
+            call decides.
+        system_role: The role of system messages: `system`, `developer`, or `user`, which prepends their text to the
+            first user message; None: the first refusal of a system message decides.
+        request_options: Options of every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
+            merged into the request, `extra_headers` are sent with it, and `extra_query` is added to the URL. Options
+            about tools, such as `tool_choice`, are part of requests with tools only.
 
     Raises:
         ValidationError: a value is invalid.
@@ -163,17 +166,17 @@ class OpenAIChatModel:
 
     @property
     def declared_url(self) -> str:
-        """The URL for every process; empty if `OPENAI_BASE_URL` of the calling process decides."""
+        """The URL of calls from every process; empty if `OPENAI_BASE_URL` of the calling process decides."""
         return self._base_url or str((self._client_options or {}).get("base_url") or "")
 
     @property
     def has_own_key(self) -> bool:
-        """Whether the key or another identity does not depend on the calling process."""
+        """Whether it has a key, or another identity, that does not depend on the calling process."""
         return self._api_key is not None or self._client_options is not None
 
     @property
     def endpoint_id(self) -> str:
-        """Base URL, model, and a fingerprint of the key; equal ones share a circuit breaker."""
+        """Base URL, model, and a fingerprint of the key, by which models share a circuit breaker."""
         if not self._known_id or not self._is_constant:
             self._known_id = _endpoint_id(self.base_url, self._model, self._key())
         return self._known_id

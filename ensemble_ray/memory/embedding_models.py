@@ -41,7 +41,10 @@ class _Loaded(Protocol):
 
 
 class LocalEmbeddingModel:
-    """A small offline model of static word embeddings with 256 numbers. Fulfils `EmbeddingModel`."""
+    """A small model of static word embeddings for use offline and without a key. Fulfils `EmbeddingModel`.
+
+    It compares words and ignores their order. A vector has 256 numbers.
+    """
 
     model = "wordllama-256"
 
@@ -53,7 +56,7 @@ class LocalEmbeddingModel:
             raise ValidationError('embedding_model="local" needs an extra: pip install "ensemble-ray[memory]"')
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text."""
+        """Return the vector of a text. The first call loads the model."""
         return [float(each) for each in _load().embed([text], norm=True)[0]]
 
     def __eq__(self, other: object) -> bool:

@@ -32,12 +32,16 @@ class EmbeddingStoreLongTermMemory:
         return self._model
 
     def store(self, entry: MemoryEntry) -> None:
-        """Store an entry."""
+        """Store an entry.
+
+        Raises:
+            ValidationError: The entry or its content is None.
+        """
         check_long_term_entry(entry)
         self._texts.add(self._model.embed(entry.content), entry.content, metadata_of(entry))
 
     def retrieve(self, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return the most similar entries; none for a blank query."""
+        """Return the entries most similar to the query; an empty list for a blank query."""
         if query is None or not query.strip():
             return []
         found = self._texts.search(self._model.embed(query), max_results)

@@ -99,14 +99,16 @@ _TIMEOUT_S = 60.0  # shorter than for chat models
 
 
 class OpenAIEmbeddingModel:
-    """Embeddings from an endpoint: hosted, or your own server. Can be pickled. Fulfils `EmbeddingModel`.
+    """Embeddings from an endpoint: hosted, or your own server. Fulfils `EmbeddingModel`.
+
+    The model can be pickled. It reads the key from the environment at each call, unless `api_key` is passed.
 
     Args:
         model: Name of the model at the endpoint.
         base_url: URL of the endpoint, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
-        api_key: The key; default `OPENAI_API_KEY`, read at each call. Never shown.
+        api_key: The key; default `OPENAI_API_KEY`. Never shown.
         timeout: Longest wait for an answer, s or `timedelta`.
-        max_retries: Repetitions of a call that fails because of the provider.
+        max_retries: How often a failed call is repeated if the provider caused the failure.
         batch_size: Maximum number of texts in one request.
         dimensions: Numbers per vector, for models with a choice; None: the model's default.
     """
@@ -144,22 +146,26 @@ class OpenAIEmbeddingModel:
         self._batcher = TextBatcher(self._embed_batch, batch_size)
 
     def check_key(self) -> None:
-        """Check that a call from this process has its key, or raise `ValidationError`."""
+        """Check that a call from this process has its key.
+
+        Raises:
+            ValidationError: The endpoint needs a key, and there is none.
+        """
         self._endpoint()
 
     def embed(self, text: str) -> Sequence[float]:
-        """Return the vector of a text. Concurrent calls share requests.
+        """Return the vector of a text. Concurrent calls from several threads share requests.
 
         Raises:
-            openai.APIError: The request failed, or the answer is invalid.
-            ValidationError: There is no key.
+            openai.APIError: The endpoint cannot be reached, refuses, fails, or returns an invalid answer.
+            ValidationError: The endpoint needs a key, and there is none.
         """
         vector, tokens = run_blocking(self._batcher.embed(text))
         count_embedding(estimate_tokens(len(text)) if tokens is None else tokens)
         return vector
 
     def embed_all(self, texts: Sequence[str]) -> list[Sequence[float]]:
-        """Return the vectors of texts, in requests of `batch_size` texts."""
+        """Return the vectors of texts, in requests of `batch_size` texts. Raises the errors of `embed`."""
         vectors: list[Sequence[float]] = []
         for start in range(0, len(texts), self._batch_size):
             batch = list(texts[start : start + self._batch_size])

@@ -110,9 +110,11 @@ _DELETE = "DELETE FROM ensemble_ray_memory.entries WHERE scope = %s AND id = ANY
 
 
 class PostgresMemory(LastingMemory):
-    """Memory in a database, which processes on several machines may share. It is a store of scopes.
+    """Memory in a database, which processes on several machines may share.
 
-    A server with the extension pgvector searches by meaning itself; otherwise this process reads the vectors and searches.
+    The object is a store of scopes. `long_term` and `entities` are long-term memory and facts in the same database. A server
+    with the extension pgvector searches by meaning itself; otherwise this process reads the vectors and searches.
+
     Examples:
         >>> PostgresMemory("postgresql://me:secret@db.example.org/team").location
         'postgresql://db.example.org:5432/team'
@@ -145,7 +147,9 @@ class PostgresMemory(LastingMemory):
 
 
 class PostgresReflectionStore(LastingReflectionStore):
-    """Reflections in a database, which machines may share. Fulfils `ReflectionStore`.
+    """Reflections in a database, which processes on several machines may share. Fulfils `ReflectionStore`.
+
+    The database may be the database of a `PostgresMemory`.
 
     Examples:
         >>> PostgresReflectionStore("postgresql://me:secret@db.example.org/team").location

@@ -48,7 +48,10 @@ _REFLECTIONS = "create table if not exists reflections (key text primary key, ru
 
 
 class SqliteMemory(LastingMemory):
-    """Memory in one file, which processes may share. It is a store of scopes.
+    """Memory in one file, which several processes may share.
+
+    The object is a store of scopes. `long_term` and `entities` are long-term memory and facts in the same file.
+
     Examples:
         >>> SqliteMemory("/var/lib/team/memory.db").path.name
         'memory.db'
@@ -81,7 +84,9 @@ class SqliteMemory(LastingMemory):
 
 
 class SqliteReflectionStore(LastingReflectionStore):
-    """Reflections in one file, which processes may share. Fulfils `ReflectionStore`.
+    """Reflections in one file, which several processes may share. Fulfils `ReflectionStore`.
+
+    The file may be the file of a `SqliteMemory`.
 
     Examples:
         >>> SqliteReflectionStore("/var/lib/team/memory.db").path.name

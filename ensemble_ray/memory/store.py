@@ -36,7 +36,11 @@ class InMemoryEntityMemory(NotPicklable):
         self._lock = new_lock()
 
     def put(self, name: str, fact: str) -> None:
-        """Store a fact, or replace it."""
+        """Store a fact and replace an earlier one of that name.
+
+        Raises:
+            ValidationError: The name is blank, or the fact is None.
+        """
         name = check_fact(name, fact)
         with self._lock:
             self._facts[name] = fact
@@ -46,7 +50,7 @@ class InMemoryEntityMemory(NotPicklable):
         return None if name is None else self._facts.get(name.strip())
 
     def get_all(self) -> Mapping[str, str]:
-        """Return all facts by name, read-only."""
+        """Return all facts by name, in the order of their first storage, read-only."""
         with self._lock:
             return MappingProxyType(dict(self._facts))
 
@@ -64,7 +68,7 @@ def check_fact(name: str | None, fact: str | None) -> str:
 
 
 class InMemoryEmbeddingStore(NotPicklable):
-    """Texts by vector, in this process. Fulfils `EmbeddingStore`."""
+    """Texts by vector, in this process. A search compares all of them. Fulfils `EmbeddingStore`."""
 
     def __init__(self) -> None:
         self._texts: list[tuple[tuple[float, ...], str, Mapping[str, str]]] = []  # (unit vector, text, metadata)
@@ -109,35 +113,52 @@ STORE_METHODS = ("store", "retrieve", "evict", "clear")
 
 
 class MemoryStore(ABC):
-    """Stores entries by scope. Threads may call the methods at the same time. A blank scope raises `ValidationError`.
+    """Stores entries by scope. Threads may call the methods at the same time.
 
     Derive from it for a store of your own, or pass any object with these four methods; they may be async.
     """
 
     @abstractmethod
     def store(self, scope: str, entry: MemoryEntry) -> None:
-        """Store an entry."""
+        """Store an entry.
+
+        Raises:
+            ValidationError: The scope is blank, or the entry is None.
+        """
 
     @abstractmethod
     def retrieve(self, scope: str, query: str | None, max_results: int) -> Sequence[MemoryEntry]:
-        """Return at most `max_results` (> 0) entries that are relevant to the query."""
+        """Return entries of a scope that are relevant to the query.
+
+        Raises:
+            ValidationError: The scope is blank, or `max_results` is not positive.
+        """
 
     @abstractmethod
     def evict(self, scope: str, policy: EvictionPolicy) -> None:
-        """Replace the entries of a scope by those of the policy."""
+        """Replace the entries of a scope by the entries that the policy returns.
+
+        Raises:
+            ValidationError: The scope is blank, or the policy is None.
+        """
 
     @abstractmethod
     def clear(self, scope: str) -> None:
-        """Delete the entries of a scope. `NotImplementedError` if the store cannot."""
+        """Delete the entries of a scope.
+
+        Raises:
+            ValidationError: The scope is blank.
+            NotImplementedError: The store cannot delete a scope.
+        """
 
     @staticmethod
     def in_memory() -> MemoryStore:
-        """Return a store in this process. It finds the newest entries."""
+        """Return a store in this process. It returns the most recent entries, whatever the query."""
         return InMemoryStore()
 
     @staticmethod
     def embeddings(*, embedding_model: EmbeddingModel, embedding_store: EmbeddingStore) -> MemoryStore:
-        """Return a store that finds entries by similarity."""
+        """Return a store that finds entries by similarity of their embeddings."""
         return EmbeddingMemoryStore(embedding_model=embedding_model, embedding_store=embedding_store)
 
 
@@ -250,14 +271,22 @@ class InMemoryReflectionStore(NotPicklable):
         self._lock = new_lock()
 
     def store(self, key: str, reflection: TaskReflection) -> None:
-        """Store a reflection, or replace it."""
+        """Store a reflection and replace an earlier one of that key.
+
+        Raises:
+            ValidationError: The key is blank, or the value is not a `TaskReflection`.
+        """
         key = check_reflection_key(key)
         check_reflection(reflection)
         with self._lock:
             self._reflections[key] = reflection
 
     def retrieve(self, key: str) -> TaskReflection | None:
-        """Return the reflection of a key, or None."""
+        """Return the reflection of a key, or None.
+
+        Raises:
+            ValidationError: The key is blank.
+        """
         with self._lock:
             return self._reflections.get(check_reflection_key(key))
 
@@ -289,7 +318,7 @@ class EnsembleMemory(Value):
         long_term: Stores outputs across runs; a task sees the relevant ones.
         entity_memory: Facts that each task sees. Only the user writes them.
         long_term_max_results: How many entries of `long_term` a task sees; > 0.
-        extractor: Returns the text of a `TaskOutput` to store in `long_term`, or None for no entry. Default: its raw text.
+        extractor: Returns the text of a `TaskOutput` that `long_term` stores, or None to store no entry. Default: its raw text.
     """
 
     short_term: Annotated[bool, Strict()] = False

@@ -113,7 +113,7 @@ _SOURCE = "MemoryTool"
 
 
 class MemoryTool:
-    """`store_memory` and `retrieve_memory` over one scope of a store."""
+    """Two tools over one scope of a store: `store_memory` and `retrieve_memory`."""
 
     def __init__(self, scope: str, store: MemoryStore) -> None:
         if not cast("str | None", scope) or not scope.strip():
@@ -174,6 +174,7 @@ class EntityMemoryTool(AbstractAgentTool):
         self._memory = HeldObject(entity_memory)
 
     async def do_execute(self, text: str, /) -> ToolResult:
+        """Return the fact, or the message that there is none."""
         fact = cast("str | None", await self._memory.call("get", text))
         return ToolResult.success(f"No known facts about: {text.strip()}" if fact is None else fact)
 

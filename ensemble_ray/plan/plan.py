@@ -150,7 +150,7 @@ class HierarchyRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A planned task. Texts are resolved."""
+    """A planned task."""
 
     #: the name, or the ordinal in the plan
     key: str
@@ -207,7 +207,10 @@ class Plan:
 
     @property
     def top_level(self) -> tuple[str, ...]:
-        """Tasks, then units, that are in no other unit; each follows its context."""
+        """Keys of tasks and units that are in no other unit, in the order of a sequential run.
+
+        Tasks come first, then units, as declared; but each follows its context.
+        """
         if not self.units:
             return tuple(node.key for node in self.nodes)
         inside = {key for unit in self.units for key in members_of(unit)}
@@ -235,7 +238,7 @@ class Plan:
         return self.shown_as is not None
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """Return JSON data without the hidden ids, which have no meaning in other processes."""
+        """Return the plan as JSON data, without the hidden ids, which have no meaning in other processes."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         names = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
         data["nodes"] = [

@@ -124,7 +124,7 @@ class Run:
         track(self)
 
     def after_fork(self) -> None:
-        """Fail waiting calls in a forked child, which never learns the end of its parent's run."""
+        """Fail waiting calls in a forked child for a run of the parent: the child never learns the end."""
         if not self._future.done():
             abandon(self._future)
             self._future = concurrent.futures.Future()
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run has a record, from which it can resume."""
+        """Whether the run has a record now, from which it can resume."""
         has_begun = self._launcher.has_begun or self._scope.resumption is not None
         return has_begun and self._scope.store_address is not None
 
@@ -148,21 +148,21 @@ class Run:
 
     @property
     def recorded_items(self) -> int:
-        """Number of these tasks that are items of a map-reduce."""
+        """How many of these tasks are items of a map-reduce."""
         return 0 if self._scope.resumption is None else self._scope.resumption.recorded_items
 
     @property
     def state(self) -> RunState:
-        """Current state."""
+        """The current state of the run."""
         return self._state
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the output is a recorded one, and no task ran now."""
+        """Whether the output is the recorded one of a completed run, so that no task ran now."""
         return self._is_replayed
 
     def events(self) -> EventStream:
-        """Return all events of the run, past ones first; iterate with `for` or `async for`."""
+        """Return all events of the run, past ones first; iterate with `for` or `async for`. Ends with the run."""
         return self._scope.events.stream()
 
     def result(self, timeout_s: float | None = None) -> EnsembleOutput:
@@ -195,20 +195,20 @@ class Run:
             raise
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until all resources are released; return whether that was in time."""
+        """Wait until the run has released all resources; return whether it did so in time."""
         done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
         return bool(done)
 
     async def ajoin(self) -> None:
-        """Wait as `join` does, without a timeout."""
+        """Wait as `join` does, in async code and without a timeout."""
         await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
 
     def cancel(self) -> None:
-        """Request the end of the run: no new tasks start, running tasks stop, completed outputs stay."""
+        """Request the end of the run: no new tasks start, running tasks are stopped, completed outputs stay."""
         submit(self.acancel())
 
     async def acancel(self) -> None:
-        """Request the end, and return when the request is made."""
+        """Request the end of the run, and return when the request is made."""
 
         async def cancel() -> None:
             self._scope.cancelled.set()
@@ -234,7 +234,7 @@ class Run:
         run_blocking(self.ainject(text, ttl))
 
     async def ainject(self, text: str, ttl: timedelta | float | None = None, *, given_by: str = "") -> None:
-        """Send a directive as `inject` does; `given_by` is recorded."""
+        """Send a directive as `inject` does, in async code; `given_by` is recorded."""
         await bridge(self._inject(check_directive(text, ttl, given_by)))
 
     def switch_model(self, model: str | None, *, agent: str | None = None) -> None:
@@ -255,7 +255,7 @@ class Run:
         run_blocking(self.aswitch_model(model, agent=agent))
 
     async def aswitch_model(self, model: str | None, *, agent: str | None = None, given_by: str = "") -> None:
-        """Switch the model as `switch_model` does; `given_by` is recorded."""
+        """Switch the model as `switch_model` does, in async code; `given_by` is recorded."""
         known = self._launcher.definition.models
         if model is not None and model not in known:
             raise ValidationError(f"Unknown model '{model}'. Known: [{', '.join(sorted(known))}]")

@@ -289,7 +289,7 @@ class InlineRuntime:
         return run
 
     async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
-        """Open an executor for tasks that are created during their run."""
+        """Open an executor for tasks that are created while their run continues."""
         return InlineSession(request, self._services(), journal=journal, deliver=deliver)
 
     def _services(self) -> Services:

@@ -483,11 +483,12 @@ def replay(
 ) -> Replay:
     """Replay a run on its record and compare it with today's code.
 
-    Unrecorded steps, such as the rest of an interrupted task, are not compared. Guardrails, delegation policies,
-    predicates and conditions are called, because the replay checks them, too.
+    Unrecorded steps, such as the rest of an interrupted task, are not compared. The replay calls guardrails, delegation
+    policies, predicates of loops and conditions of graphs, because it checks them, too. Workers are replayed on their
+    own records.
 
     Args:
-        run: Its id, a prefix of the id, `latest`, its handle or its output.
+        run: The run: its id, a prefix of the id, `latest`, its handle or its output.
         ensemble: Today's definition; None: loaded from the location in the run's record.
         home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
         store: URL of a database that stores them instead; default: `ENSEMBLE_RAY_STORE`.

@@ -62,7 +62,7 @@ ScriptEntry = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | _Rais
 
 
 class ScriptedModel:
-    """A model that answers from a script.
+    """A model that answers from a script, for tests of agent teams without any model.
 
     Each call uses the next entry: a text, a `ToolCall` or several, a `ChatResponse`, a `Reply` (to control its
     streaming), an exception to raise, or a callable that receives the `ScriptedCall` and returns one of these (it may
@@ -92,7 +92,7 @@ class ScriptedModel:
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:
-        """All calls from all processes, in order of arrival."""
+        """All calls so far from all processes, in order of arrival."""
         with self._lock:
             return tuple(self._calls)
 
@@ -103,18 +103,26 @@ class ScriptedModel:
             return max(0, len(self._entries) - len(self._calls))
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Answer with the next entry; IllegalStateError if the script is used up."""
+        """Answer with the next entry.
+
+        Raises:
+            IllegalStateError: the script is used up.
+        """
         return (await self.reply(messages, tools))[0]
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """Yield the fragments of the next entry, then the whole response; IllegalStateError if the script is used up."""
+        """Yield the next entry as fragments (words, or the fragments of a `Reply`), then the whole response.
+
+        Raises:
+            IllegalStateError: the script is used up.
+        """
         async for part in _parts(*await self.reply(messages, tools)):
             yield part
 
     async def reply(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> _Scripted:
-        """Return the response of the next entry and its fragments; None: words."""
+        """Return the response of the next entry, and the fragments of its text; None: words."""
         with self._lock:
             call = ScriptedCall(number=len(self._calls), messages=tuple(messages), tools=tuple(tools))
             self._calls.append(call)
@@ -266,9 +274,12 @@ def _reply_from(data: Mapping[str, Any]) -> _Scripted:
 
 
 class ManualClock:
-    """A `Clock` that changes its time only by `advance`, which is thread-safe.
+    """A `Clock` that changes its time only by `advance`.
 
-    Sleepers wake in order of their due time, on the loop that they sleep on. `start` is Unix time, s.
+    Sleepers wake in order of their due time, on the loop that they sleep on. `advance` is thread-safe.
+
+    Args:
+        start: Initial Unix time, s.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -278,12 +289,12 @@ class ManualClock:
         self._sleepers: list[tuple[float, int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def now(self) -> float:
-        """Return the Unix time, s."""
+        """Return the Unix time of this clock, s."""
         return self._now
 
     @property
     def sleepers(self) -> int:
-        """Number of waiting coroutines."""
+        """Number of coroutines that wait for this clock."""
         with self._lock:
             return sum(not future.done() for _, _, _, future in self._sleepers)
 
@@ -299,7 +310,11 @@ class ManualClock:
         await future
 
     def advance(self, by_s: float) -> None:
-        """Wake all due sleepers; ValueError if `by_s` is negative."""
+        """Advance the time and wake all due sleepers.
+
+        Raises:
+            ValueError: `by_s` is negative.
+        """
         if by_s < 0:
             raise ValueError(f"by_s must be >= 0, got: {by_s}")
         with self._lock:
@@ -320,7 +335,11 @@ E = TypeVar("E", bound=Event)
 
 
 class RecordingSink:
-    """A `RunEventSink` that stores events of these `kinds` in order; None: all."""
+    """A `RunEventSink` that stores every event in order.
+
+    Args:
+        kinds: The event types that it accepts; None: all.
+    """
 
     def __init__(self, kinds: Collection[type[Event]] | None = None) -> None:
         self._kinds = None if kinds is None else frozenset(kinds)
@@ -334,7 +353,7 @@ class RecordingSink:
             return tuple(self._events)
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Whether that type is among the kinds."""
+        """Return whether that type is among the kinds."""
         return self._kinds is None or event_type in self._kinds
 
     def emit(self, event: Event) -> None:
@@ -343,8 +362,8 @@ class RecordingSink:
             self._events.append(event)
 
     async def wait_until_delivered(self, *event_types: type[Event]) -> None:
-        """Return immediately."""
+        """Return immediately: emitted events are already stored."""
 
     def of(self, event_type: type[E]) -> tuple[E, ...]:
-        """Return the events of one type."""
+        """Return the events of one type, in order."""
         return tuple(event for event in self.events if isinstance(event, event_type))

@@ -291,7 +291,7 @@ class PipelineErrorStrategy(StrEnum):
 
 
 class ToolPipeline(AbstractAgentTool):
-    """Tools that run in order as one tool. `ValidationError` if an argument is invalid.
+    """Tools that run in order as one tool.
 
     Args:
         name: Name for the model.
@@ -299,6 +299,9 @@ class ToolPipeline(AbstractAgentTool):
         steps: Tools, or pairs of a tool and an adapter from its result to the next step's input.
         error_strategy: `fail_fast` returns the first failure; `continue_on_failure` makes its message the next input.
         timeout: Time limit of the whole pipeline; each step's own timeout also applies.
+
+    Raises:
+        ValidationError: the name or description is blank, or a step, adapter, effect or strategy is invalid.
     """
 
     def __init__(
@@ -325,7 +328,7 @@ class ToolPipeline(AbstractAgentTool):
 
     @classmethod
     def of(cls, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """Build a pipeline that is named `a_then_b`."""
+        """Build a pipeline that is named after its steps: `a_then_b`."""
         names = [_link(step)[0].name for step in (first, *rest)]
         return cls("_then_".join(names), f"Pipeline: {' -> '.join(names)}", (first, *rest))
 

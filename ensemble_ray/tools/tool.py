@@ -57,7 +57,7 @@ _NO_METRICS = NoOpToolMetrics()
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of one execution of a tool, built with `success` or `failure`."""
+    """Result of one execution of a tool. Build it with `success` or `failure`."""
 
     output: str = ""  # for the model
     error_message: str | None = None  # None: a success
@@ -65,7 +65,13 @@ class ToolResult:
 
     @classmethod
     def success(cls, output: object, structured_output: object = None) -> ToolResult:
-        """Return a success with `output` as text, or raise `ResultError`; data is also the structured output."""
+        """Return a success. `output` is converted to text like the return value of a `@tool` function; None becomes "".
+
+        Data (a model, mapping, list, tuple, set or dataclass) is also the structured output, unless one is passed.
+
+        Raises:
+            ResultError: `output` has no text.
+        """
         try:
             text = render_value(output)
         except ResultError as error:
@@ -163,7 +169,7 @@ _context: ContextVar[ToolContext | None] = ContextVar("ensemble_ray_tool_context
 
 
 def current_tool_context() -> ToolContext:
-    """Return the context of the running tool call; outside a call, an empty one."""
+    """Return the context of the running tool call; outside a call, a context without run, listeners and metrics."""
     return _context.get() or _OUTSIDE
 
 
@@ -176,10 +182,10 @@ class AgentTool(ABC):
 
     Attributes:
         name: Name for the model: ASCII letters, digits and underscores.
-        description: For the model: when to use the tool, and with which input.
-        timeout: Time limit of a call, s or `timedelta`; None: no limit.
-        effect: Effect of a call on the outside world: `none`, `idempotent` or `once`. After a crash, a call of the first two is
-            repeated. For `once`, `Ensemble.on_unknown` decides.
+        description: Explains to the model when to use the tool and what input it expects.
+        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
+        effect: Effect of a call on the outside world: `none`, `idempotent` or `once`. After a crash, a call without a
+            recorded result is repeated if its effect is `none` or `idempotent`. For `once`, `Ensemble.on_unknown` decides.
     """
 
     name: str
@@ -193,7 +199,7 @@ class AgentTool(ABC):
 
 
 class CustomSchemaAgentTool(AgentTool):
-    """A tool with its own JSON schema. `execute` receives the model's argument text."""
+    """A tool with its own JSON schema. `execute` receives the model's complete argument text."""
 
     @property
     @abstractmethod
@@ -208,18 +214,18 @@ class ContextAgentTool(CustomSchemaAgentTool):
 
 
 class DynamicToolProvider(ABC):
-    """An entry whose tools are known only when a task starts."""
+    """An entry of a tool list whose tools are known only when a task starts."""
 
     @abstractmethod
     def resolve(self) -> Sequence[object] | Awaitable[Sequence[object]]:
-        """Return tools of any kind; may be `async`. Called once per task."""
+        """Return tools of any kind; may be `async`. Called once per task execution."""
 
 
 class AbstractAgentTool(AgentTool):
     """A tool with timing, metrics, exception safety and a `ToolContext`. Subclasses implement `do_execute`.
 
     Attributes:
-        require_approval: Whether the run's review handler must approve each call.
+        require_approval: Whether the tool asks the run's review handler before it does its work, once per call.
     """
 
     require_approval: bool = False
@@ -230,7 +236,7 @@ class AbstractAgentTool(AgentTool):
 
     @property
     def context(self) -> ToolContext:
-        """Context of the running call."""
+        """Context of the running call; outside an agent, a context without run, listeners and metrics."""
         return current_tool_context()  # never stored here: one object serves many tasks at a time (S-TOOL-36)
 
     def request_approval(
@@ -239,7 +245,7 @@ class AbstractAgentTool(AgentTool):
         timeout: timedelta | float | None = Review.DEFAULT_TIMEOUT,
         on_timeout: OnTimeoutAction | str = OnTimeoutAction.EXIT_EARLY,
     ) -> ReviewDecision:
-        """Ask the run's review handler, if there is one, and block this thread until it answers.
+        """Ask the run's review handler and block this thread until it answers. Without a handler, the answer is continue.
 
         Args:
             description: The action that needs approval.
@@ -261,7 +267,12 @@ class AbstractAgentTool(AgentTool):
 
     @final
     def execute(self, input: str) -> ToolResult:  # noqa: A002  the public name of the argument (S-TOOL-1)
-        """Run the tool and wait for the result. `ExitEarlyError` and `IllegalStateError` are raised."""
+        """Run the tool and wait for the result, even if `do_execute` is async.
+
+        Raises:
+            ExitEarlyError: the tool ends the run.
+            IllegalStateError: the tool is set up wrongly.
+        """
         call = _MeasuredCall(self)
         try:
             return call.count_return(collect_here(self.do_execute(input)))
@@ -270,7 +281,12 @@ class AbstractAgentTool(AgentTool):
 
     @final
     async def aexecute(self, input: str) -> ToolResult:  # noqa: A002  as in `execute`
-        """`execute` without blocking the event loop: sync code runs in a daemon thread, async code on this loop."""
+        """Run the tool without blocking the event loop: sync code in a daemon thread, async code on this loop.
+
+        Raises:
+            ExitEarlyError: the tool ends the run.
+            IllegalStateError: the tool is set up wrongly.
+        """
         call = _MeasuredCall(self)
         try:
             is_async = self._is_async()
@@ -325,7 +341,11 @@ InputT = TypeVar("InputT", bound=BaseModel)
 
 
 class TypedAgentTool(AgentTool, Generic[InputT]):
-    """A tool whose arguments are the fields of a pydantic model, `input_type`."""
+    """A tool whose arguments are the fields of a pydantic model.
+
+    Attributes:
+        input_type: The model class. Its field descriptions become the descriptions of the parameters.
+    """
 
     input_type: type[InputT]
 
@@ -354,7 +374,7 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
 
 
 class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
-    """A typed tool with timing, metrics and exception safety."""
+    """A typed tool with the timing, metrics and exception safety of `AbstractAgentTool`."""
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
         return TypedAgentTool[InputT].execute(self, text)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DelegationPriority(StrEnum):
-    """The urgency of a delegation, without effect on scheduling."""
+    """The urgency of a delegation; it has no effect on scheduling."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -45,7 +45,7 @@ class DelegationRequest(Value):
     """A task that one agent delegates to another.
 
     Attributes:
-        task_id: Id of this delegation, also in its response, events and log lines. Default: a new UUID.
+        task_id: Id of this delegation; a new UUID if omitted or blank. The response, events and log lines have the same id.
         agent_role: Role of the worker.
         task_description: The task.
         scope: Subject of the work, for policies.
@@ -53,6 +53,8 @@ class DelegationRequest(Value):
         expected_output_schema: Schema of the result, for policies.
         max_output_retries: Corrections of the result, for policies.
         metadata: Other data for policies.
+
+    `replace` keeps the id.
     """
 
     task_id: Annotated[
@@ -92,8 +94,8 @@ class DelegationResponse(Value):
         worker_role: Role of the worker.
         raw_output: The worker's text; None for a failure.
         parsed_output: None: built-in delegations have no output type.
-        artifacts: Empty for built-in delegations.
-        errors: Texts of a failure.
+        artifacts: Always empty for built-in delegations.
+        errors: Texts of a failure; empty for a success.
         duration: Since the creation of the request.
     """
 
@@ -129,6 +131,8 @@ class DelegationPolicyResult:
     Examples:
         >>> DelegationPolicyResult.reject("not today").reason
         'not today'
+        >>> DelegationPolicyResult.allow() is DelegationPolicyResult.allow()
+        True
     """
 
     _ALLOW: ClassVar[DelegationPolicyResult]
@@ -200,7 +204,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationContext:
-    """The settings of all delegations of a run."""
+    """The settings of all delegations of a run; they travel with the run's frame."""
 
     peers: Sequence[Peer] = ()
     max_depth: int = 3  # S-DEL-11
@@ -210,21 +214,22 @@ class DelegationContext:
     retries: int = 2  # after the death of its process
 
     def find(self, role: str) -> Peer | None:
-        """Return the first agent with a role."""
+        """Return the first agent with a role; case and spaces around it are ignored."""
         wanted = spoken_role(role)
         return next((each for each in self.peers if spoken_role(each.role) == wanted), None)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles of the peers."""
+        """Roles of the peers, in order."""
         return tuple(each.role for each in self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequest:
-    """A task for the runner of its agent, with the messages that an agent with a model would send.
+    """A task for the runner of its agent.
 
-    A correction includes the runner's earlier answer and the problem with it.
+    The messages are those that an agent with a model would send: role and goal, then the task with its context, memory
+    and notes. For a correction they include the runner's earlier answer and the problem with it.
     """
 
     #: the system prompt first, the current question last, earlier messages between them
@@ -254,12 +259,12 @@ class TaskRequest:
 
     @property
     def history(self) -> tuple[ChatMessage, ...]:
-        """The messages between system prompt and prompt."""
+        """The messages between them."""
         return self.messages[1:-1]
 
     @property
     def text(self) -> str:
-        """The whole conversation as one text."""
+        """The whole conversation as one text, for agents that accept one text."""
         earlier = (f"{each.role.capitalize()}: {each.content or ''}" for each in self.history)
         return "\n\n".join(part for part in (self.system_prompt, *earlier, self.prompt) if part)
 

@@ -25,10 +25,10 @@ class MemoryEntry(Value):
 
     Attributes:
         content: The text.
-        structured_content: The same as an object, such as a parsed output; some stores drop it.
-        stored_at: Time of its creation, UTC; None: unknown.
+        structured_content: The same as an object, such as a task's parsed output; some stores drop it.
+        stored_at: Time of its creation, UTC; the current time by default; None: unknown.
         metadata: Texts by name.
-        entry_id: A store that supports ids contains an id once. "": no id.
+        entry_id: Identifies the entry. A store that supports ids contains it once, even if it is stored again; "": no id.
     """
 
     content: str
@@ -52,11 +52,11 @@ class MemoryEntry(Value):
 
 
 class EvictionPolicy(ABC):
-    """Selects the entries of a scope to keep. Derive your own from it; `apply` must be pure."""
+    """Selects the entries of a scope to keep. Derive your own policy from it; `apply` must be pure."""
 
     @abstractmethod
     def apply(self, entries: Sequence[MemoryEntry]) -> Sequence[MemoryEntry]:
-        """Return the entries to keep; `entries` are in storing order."""
+        """Return the entries to keep; `entries` are in the order in which they were stored."""
 
     @staticmethod
     def keep_last_entries(n: int) -> EvictionPolicy:
@@ -71,7 +71,11 @@ class EvictionPolicy(ABC):
     def keep_entries_within(
         duration: timedelta | float | None, *, now: Callable[[], datetime] = utc_now
     ) -> EvictionPolicy:
-        """Keep the entries that are younger than a duration, a `timedelta` or seconds; `now` returns the time.
+        """Keep the entries that are younger than a duration.
+
+        Args:
+            duration: A `timedelta`, or seconds.
+            now: Returns the current time.
 
         Raises:
             ValidationError: The duration is None, zero or negative.
@@ -156,7 +160,7 @@ class MemoryScope(Value):
 
     @property
     def policy(self) -> EvictionPolicy | None:
-        """Its eviction policy."""
+        """Its eviction policy; None: it keeps all entries."""
         if self.keep_last_entries is not None:
             return EvictionPolicy.keep_last_entries(self.keep_last_entries)
         within = self.keep_entries_within
@@ -178,7 +182,7 @@ class EmbeddingMatch(Value):
     Attributes:
         text: As it was added.
         metadata: As it was added.
-        score: Cosine of the angle between the two vectors.
+        score: Similarity: the cosine of the angle between the two vectors.
     """
 
     text: str
@@ -254,10 +258,10 @@ class TaskReflection(Value):
     Attributes:
         refined_description: A better description of the task.
         refined_expected_output: A better description of the expected output.
-        observations: About the output.
-        suggestions: For the next run.
-        reflected_at: Time of its creation, UTC.
-        run_count: Number of reflections on the task so far, including this one.
+        observations: Observations about the output.
+        suggestions: Suggestions for the next run.
+        reflected_at: Time of its creation, UTC; the current time by default.
+        run_count: How many outputs of the task have reflections so far, including this one; 1 for the first.
     """
 
     refined_description: str

@@ -19,7 +19,7 @@ JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one model call; -1: unknown."""
+    """Tokens of one model call; -1 means unknown, 0 is known."""
 
     input_tokens: int = -1
     output_tokens: int = -1
@@ -34,7 +34,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that a model requests; `arguments` is its unchecked JSON text."""
+    """A tool call that a model requests. `arguments` is the raw JSON text of the model, unchecked."""
 
     id: str
     name: str
@@ -61,7 +61,10 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFields:
-    """Other members of an assistant message, as JSON text, for the endpoint and model that sent them."""
+    """Provider-specific members of an assistant message, as JSON text.
+
+    They are sent back with the message, only to the endpoint and model that sent them.
+    """
 
     origin: str
     message: str = "{}"  # an object
@@ -85,7 +88,7 @@ class ChatMessage:
 
 
 class Reasoning(str):
-    """A streamed piece of reasoning, in contrast to the answer's `str`."""
+    """A streamed piece of a model's reasoning. A piece of the answer is a plain `str`."""
 
     __slots__ = ()
 

@@ -72,7 +72,7 @@ class CostEstimate(Value):
     currency: str = "USD"
 
     def add(self, other: CostEstimate | None) -> CostEstimate:
-        """Return the sum in this estimate's currency; None adds nothing."""
+        """Return the sum of both in this estimate's currency; with None, this estimate."""
         if other is None:
             return self
         return CostEstimate(
@@ -87,8 +87,8 @@ class CostConfiguration(Value):
     """Money per token.
 
     Attributes:
-        input_token_rate: >= 0.
-        output_token_rate: >= 0.
+        input_token_rate: Money per input token; >= 0.
+        output_token_rate: Money per output token; >= 0.
     """
 
     input_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
@@ -102,7 +102,7 @@ class CostConfiguration(Value):
                 raise ValidationError(f"CostConfiguration {name} must be >= 0, got: {rate}")
 
     def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
-        """Return the cost, each part rounded half up to 8 decimal places; None if a number is unknown."""
+        """Return the cost of tokens, each part rounded half up to 8 decimal places; None if a number is unknown."""
         if input_tokens < 0 or output_tokens < 0:
             return None
         input_cost = (self.input_token_rate * input_tokens).quantize(_COST_UNIT, ROUND_HALF_UP)
@@ -113,7 +113,7 @@ class CostConfiguration(Value):
 
 
 class TaskMetrics(Value):
-    """The usage of one task. Durations are sums, so parallel tool calls may exceed wall time."""
+    """The usage of one task. Durations are sums of parts, so parallel tool calls may exceed wall time."""
 
     EMPTY: ClassVar[TaskMetrics]
 
@@ -190,7 +190,7 @@ class ExecutionMetrics(Value):
     def from_outputs(
         cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
     ) -> ExecutionMetrics:
-        """Return the sums over task outputs."""
+        """Return the sums over task outputs; EMPTY without outputs."""
         added = MetricsSum()
         added.add(outputs or ())
         total = added.total()

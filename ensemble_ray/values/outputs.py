@@ -88,11 +88,11 @@ class FailedItem(Value):
 
     Attributes:
         index: 0-based position in the source.
-        item: The item, or its text if it cannot be stored.
+        item: The item, or its text if the item cannot be stored.
         error_type: Class of the error, without its module.
         message: Text of the error.
-        attempts: Requests to the provider in the last model call.
-        raw: The last answer, if it could not be parsed.
+        attempts: Requests to the provider in the item's last model call; 0 without any.
+        raw: The last answer, if it could not be parsed; None: the item failed for another reason.
     """
 
     index: int
@@ -111,10 +111,10 @@ class ItemResult(Value):
     """The result of one item in `run.items()` and `stream()`: an output or an error.
 
     Attributes:
-        index: 0-based position in the source; results have no order.
-        item: The item, or its text if it cannot be stored.
+        index: 0-based position in the source; the order of results is undefined.
+        item: The item, or its text if the item cannot be stored.
         output: Output of its task; None: it failed.
-        error: Why it failed.
+        error: Why it failed; None: it did not.
         attempts: Of a failed item, as in `FailedItem`; else 0.
     """
 
@@ -142,10 +142,10 @@ class EnsembleOutput(Shown):
         raw: Text of the last task; "" without outputs.
         task_outputs: In execution order; immutable.
         total_duration: Wall time of the whole run.
-        trace: The run as a tree; `ExecutionTrace.EMPTY` if the run never began.
+        trace: The run as a tree; `ExecutionTrace.EMPTY` if the run never began, or if you created the output yourself.
         run_id: Names the run's record; None if you created the output yourself.
         failed_items: Items of a map without an output, in item order.
-        open_reviews: Gates that a detached run waits for, oldest first.
+        open_reviews: Gates that a detached run waits for, oldest first; empty if the run ended.
     """
 
     raw: str = ""
@@ -197,7 +197,7 @@ class EnsembleOutput(Shown):
     def with_positions(
         self, positions: Mapping[str, int], units: UnitOutputs | None = None, names: Mapping[str, int] | None = None
     ) -> EnsembleOutput:
-        """Set the index of outputs by object id, unit and task key; for internal use."""
+        """Set the index of outputs by object id, unit and task key, and return this output; for internal use."""
         self._positions = dict(positions)
         self._units = units or UnitOutputs()
         self._names = dict(names or {})
@@ -217,7 +217,7 @@ class EnsembleOutput(Shown):
 
     @property
     def state(self) -> RunState:
-        """The state of the run when its call ended."""
+        """The state of the run when its call ended; `waiting` if gates are open."""
         return _STATES.get(self.exit_reason, RunState.COMPLETED)
 
     @property
@@ -236,7 +236,7 @@ class EnsembleOutput(Shown):
         return self.task_outputs[-1] if self.task_outputs else None
 
     def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
-        """Return the output of a task object; None if it is unknown or did not complete."""
+        """Return the output of a task object; None if the task is unknown or did not complete."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)
@@ -281,9 +281,9 @@ class EnsembleOutput(Shown):
             return False
 
     def get_loop_history(self, name: str | None) -> list[dict[str, TaskOutput]]:
-        """Return the outputs of each iteration of a loop by body key.
+        """Return the outputs of each iteration of a loop by body key; index 0 is the first iteration.
 
-        [] for a loop that is unknown or did not run. If a loop ran several times, the last run counts.
+        [] for a loop that is unknown or did not run. For a loop that ran several times, the last run counts.
         """
         found = self._loop(name)
         return [] if found is None else [dict(each) for each in found.iterations]
@@ -326,8 +326,8 @@ class AgentOutput(Shown, Generic[Parsed_co]):
     """The answer of an agent to a question. Pass it as `history=` to continue the conversation.
 
     Attributes:
-        output: The whole output of the run.
-        messages: The conversation with this answer; roles `user` and `assistant` alternate.
+        output: The whole output of the run: metrics, trace, exit reason.
+        messages: The conversation with this question and its answer; roles `user` and `assistant` alternate.
     """
 
     output: EnsembleOutput
@@ -370,7 +370,7 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def metrics(self) -> ExecutionMetrics:
-        """The run's usage."""
+        """The run's usage: model calls, tokens, times, costs."""
         return self.output.metrics
 
     @property
@@ -380,5 +380,5 @@ class AgentOutput(Shown, Generic[Parsed_co]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run ended with an answer."""
+        """Whether the run ended with an answer, not early."""
         return self.output.is_complete

@@ -60,7 +60,7 @@ class ReviewDecision:
 
     @staticmethod
     def edit(revised_output: str) -> ReviewDecision:
-        """Return the decision to continue with another text.
+        """Return the decision to continue with another text, which may be empty.
 
         Raises:
             ValidationError: The text is None.
@@ -74,7 +74,7 @@ class ReviewDecision:
 
     @staticmethod
     def exit_early_timeout() -> ReviewDecision:
-        """Return the end of the run for a gate without a decision in time."""
+        """Return the end of the run after a gate without a decision in time."""
         return ExitEarly(timed_out=True)
 
 
@@ -142,9 +142,9 @@ class Review(Value):
 
     Attributes:
         is_skip: Whether the task has no gate, regardless of the ensemble's policy.
-        prompt: A text for the reviewer.
+        prompt: A text for the reviewer, beside the task and its output.
         timeout: How long the gate waits, a `timedelta` or seconds; 0: without limit.
-        on_timeout: `"continue"`, `"exit_early"` or `"fail"`.
+        on_timeout: Effect of the timeout: `"continue"`, `"exit_early"` or `"fail"`.
         required_role: Role of the reviewer; the handler may check it.
     """
 
@@ -203,16 +203,16 @@ class ReviewRequest(Value):
     """A request to a reviewer.
 
     Attributes:
-        task_description: The task, or the question of a tool.
-        task_output: Empty before and during the task.
+        task_description: The task; for a question of a tool, the question.
+        task_output: Output of the task; empty before and during it.
         timing: When the gate opened.
-        timeout: How long the gate still waits; None or 0: without limit.
+        timeout: How long the gate waits from now on; None or 0: without limit.
         on_timeout: Effect of the timeout.
         prompt: A further text for the reviewer.
         required_role: Role of the reviewer.
-        review_id: Id of the gate in its store; the same after a crash.
-        run_id: Empty outside of runs.
-        ends_run: Whether `exit_early` ends the run, and not only the tool call.
+        review_id: Id of the gate, unique among all runs of a store; the same again after a crash.
+        run_id: The run; empty for a request outside of runs.
+        ends_run: Whether `exit_early` ends the run; else it only rejects the tool call.
     """
 
     task_description: str

@@ -163,7 +163,7 @@ class GraphStep:
         state_name: The state.
         step_number: 1-based.
         output: Output of the state.
-        next_state: The next state or `Graph.END`; None if the run ended before.
+        next_state: The next state, possibly `Graph.END`; None if the run ended before.
     """
 
     state_name: str
@@ -202,12 +202,12 @@ class UnitOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopIterationContext:
-    """The argument of a loop's `until` after an iteration.
+    """The argument of a loop's `until` after an iteration. It contains only outputs of the loop.
 
     Attributes:
         iteration_number: 1-based.
         last_iteration_outputs: Outputs of this iteration by body key, in body order; read-only.
-        history: Outputs of all iterations, including this one; read-only.
+        history: The outputs of all iterations, including this one; read-only.
         last_body_output: Output of the last task of the body in this iteration.
     """
 
@@ -225,7 +225,7 @@ class GraphRoutingContext:
         current_state: The state of the step.
         last_output: Its output.
         step_number: 1-based.
-        state_history: Outputs by visited state, in the order of visits, including this one; read-only.
+        state_history: Outputs of each visited state, in the order of visits, including this one; read-only.
     """
 
     current_state: str

@@ -170,7 +170,7 @@ class ToolCallTrace(Value):
 
 
 class LlmInteraction(Value):
-    """A model call of a task, with its tool calls."""
+    """A model call of a task, with the tool calls that the model requested."""
 
     iteration_index: int
     started_at: Instant
@@ -193,7 +193,7 @@ class LlmInteraction(Value):
 
 
 class TaskPrompts(Value):
-    """The prompts of the first model call."""
+    """The exact prompts of the first model call."""
 
     system_prompt: str
     user_prompt: str
@@ -218,7 +218,7 @@ class DelegationTrace(Value):
 
 
 class TaskTrace(Value):
-    """The execution of one task."""
+    """The execution of one task. Durations equal the difference of their instants."""
 
     task_description: str
     expected_output: str
@@ -268,7 +268,7 @@ class MapReduceLevelSummary(Value):
 
 
 class PhaseTrace(Value):
-    """A phase that ended or was skipped, without its reviews."""
+    """A phase that ended or was skipped. The reviews of a phase have a separate entry."""
 
     name: str
     path: str  # `phase:draft`
@@ -293,7 +293,7 @@ class ErrorTrace(Value):
 
 
 class ExecutionTrace(Value):
-    """A run as a tree."""
+    """A run as a tree, for reading, storing and comparing."""
 
     EMPTY: ClassVar[ExecutionTrace]
 
@@ -319,7 +319,7 @@ class ExecutionTrace(Value):
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return indented JSON; with a path, also write it there.
+        """Return indented JSON; with a path, also write it there and create missing folders.
 
         Raises:
             OSError: The file cannot be written.
@@ -330,7 +330,7 @@ class ExecutionTrace(Value):
         return text
 
     def write_json(self, path: str | Path) -> None:
-        """Write the text of `to_json`, task by task to save memory.
+        """Write the text of `to_json` task by task: memory never holds the text of a whole long trace.
 
         Raises:
             OSError: The file cannot be written.

@@ -405,7 +405,7 @@ class RateLimit(Value):
     """A number of requests per period. Limits with equal fields are equal.
 
     Attributes:
-        requests: Most requests per period; also the largest burst.
+        requests: Most requests per period; also the largest burst after an idle time.
         period: Length of the period; a number means seconds.
     """
 

@@ -119,7 +119,11 @@ class DagModel(Value):
     phases: tuple[DagPhase, ...] = Field(default=(), exclude_if=operator.not_)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return indented JSON text, and write it to `path` if given. Parent folders are created."""
+        """Return indented JSON text, and write it to `path` if given. Parent folders are created.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         text = self.model_dump_json(indent=2)
         if path is not None:
             target = Path(path)
@@ -373,7 +377,7 @@ class DagExporter:
 
         Raises:
             ValueError: The source is None or empty.
-            NotImplementedError: The map-reduce creates its tasks during the run.
+            NotImplementedError: The map-reduce creates its tasks during the run. Use the trace of a run.
         """
         match source:
             case None:

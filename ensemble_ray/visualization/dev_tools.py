@@ -353,6 +353,7 @@ class EnsembleDevTools:
         Raises:
             ValueError: The team is empty, or there is no folder.
             NotImplementedError: The map-reduce creates its tasks during the run.
+            OSError: The file cannot be written.
         """
         dag = DagExporter.build(ensemble)
         return _write(output_dir, "ensemble-dag", "dag.json", dag.to_json)
@@ -364,6 +365,7 @@ class EnsembleDevTools:
         Raises:
             ValueError: There is no output, or no folder.
             IllegalStateError: The output has no trace.
+            OSError: The file cannot be written.
         """
         trace = _trace_of(output)
         return _write(output_dir, "ensemble-trace", "trace.json", trace.to_json)
@@ -372,7 +374,11 @@ class EnsembleDevTools:
     def export(
         cls, ensemble: EnsembleDefinition | MapDefinition | Graph, output: EnsembleOutput, output_dir: str | Path
     ) -> DevToolsExport:
-        """Write both files. If an argument is invalid, neither is written; see `export_dag` and `export_trace` for errors."""
+        """Write both files. If an argument is invalid, neither is written.
+
+        Raises:
+            ValueError, IllegalStateError, NotImplementedError, OSError: See `export_dag` and `export_trace`.
+        """
         DagExporter.build(ensemble)
         _trace_of(output)
         dag_path = cls.export_dag(ensemble, output_dir)
@@ -389,12 +395,13 @@ class EnsembleDevTools:
 
         Args:
             source: A team, a graph, or `output.trace`.
-            path: `.svg` is a picture, `.mmd` a Mermaid flowchart. Folders are created.
+            path: The file: `.svg` is a picture, `.mmd` a Mermaid flowchart. Its folders are created.
             plan: Plan of the run in the trace, `team.plan(inputs)`, which contains the dependencies of tasks.
 
         Raises:
             ValueError: The extension is unknown, or the source is empty.
             IllegalStateError: The layout package is not installed.
+            OSError: The file cannot be written.
         """
         target = Path(path)
         if target.suffix not in _PICTURES:

@@ -46,10 +46,10 @@ class OpenTelemetryListener(EnsembleListener):
     The variables `OTEL_*` configure the receiver, the service name and the sampling. Needs the extra `otel`.
 
     Args:
-        content: Whether to send prompts, answers, arguments and results; None: as in
+        content: Whether to send prompts, answers, arguments and results; None: as configured by
             `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`, by default no.
-        span_processor: Receives the spans, instead of an OTLP/HTTP exporter.
-        meter_provider: Receives the metrics, instead of an OTLP/HTTP exporter.
+        span_processor: Receives the spans, instead of the OTLP/HTTP exporter that the environment configures.
+        meter_provider: Receives the metrics, instead of the exporter that the environment configures.
 
     Raises:
         ValidationError: the packages are not installed, or a variable or `content` is invalid.
@@ -104,7 +104,7 @@ class OpenTelemetryListener(EnsembleListener):
                 self._figures.add(interaction)
 
     def on_run_traced(self, event: RunTracedEvent, /) -> None:
-        """Send the spans of a run that ended, without waiting for the receiver."""
+        """Send the spans of a run that ended and of its units, without waiting for the receiver."""
         if not self._sends:
             return
         with self._lock:
@@ -113,11 +113,14 @@ class OpenTelemetryListener(EnsembleListener):
         self._flusher.ask()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send pending data; return whether it was sent in time. A closed listener returns False."""
+        """Send pending spans and metrics; return whether they were sent in time. Process exit does so automatically.
+
+        A closed listener sends no spans and returns False.
+        """
         return not self._is_closed and self._flusher.wait(self._flusher.ask(), timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Send pending data and end the threads; return whether both finished in time.
+        """Send pending spans and metrics and end the sending threads; return whether both finished in time.
 
         After the timeout, sending continues in the background. Later spans are not sent.
         """

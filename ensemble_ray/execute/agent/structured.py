@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseResult(Generic[T]):
-    """A parsed value, or the reason of a failure."""
+    """Result of parsing one text: a value, or the reason of a failure."""
 
     value: T | None = None
     error_message: str | None = None
@@ -62,9 +62,14 @@ def extract_json(raw: str | None) -> str | None:
 
 
 def parse_output(raw: str | None, output_type: type[T] | UnionType) -> ParseResult[T]:
-    """Parse a model's answer as an object of that type: the last JSON value that fits.
+    """Parse a model's answer as an object of that type: the last JSON value in it that fits.
 
-    Only the type itself can forbid unknown properties. A bare JSON scalar may fit, too.
+    Unknown properties are ignored unless the type itself forbids them. A bare JSON scalar is accepted
+    if it fits the type.
+
+    Args:
+        raw: The answer.
+        output_type: Any type that pydantic can validate.
     """
     text = (raw or "").strip()
     if not text:

@@ -474,8 +474,9 @@ _DEFAULT_WAIT = timedelta(seconds=30)
 class RateLimitedChatModel:
     """A chat model with calls that wait for permits; make one with `of`.
 
-    Pickled copies in any process share one bucket and are equal. It has no blocking `chat`, because a model's client
-    belongs to one event loop.
+    All pickled copies of it, in any process, share one bucket. Wrappers are equal if they share their bucket.
+
+    It has no blocking `chat`: a model's client belongs to one event loop. A cancelled wait raises `CancelledError`.
 
     Args:
         delegate: The model that answers.
@@ -523,7 +524,7 @@ class RateLimitedChatModel:
         return kind(model, rate_limit, wait)
 
     def around(self, delegate: ChatModel) -> RateLimitedChatModel:
-        """Return a wrapper of another model that shares the bucket."""
+        """Return a wrapper of another model with the same limit: both models share the bucket."""
         rebuilt = self.of(delegate, self._rate_limit, self._wait_timeout)
         rebuilt._bucket = self._bucket  # noqa: SLF001  a model of its own class
         return rebuilt
@@ -545,7 +546,7 @@ class RateLimitedChatModel:
 
     @property
     def bucket(self) -> str:
-        """Name of the bucket, equal for all copies."""
+        """Name of the bucket, which is the same for all copies."""
         return self._bucket
 
     @property
@@ -577,7 +578,7 @@ class RateLimitedChatModel:
         return await call_user(self._delegate.chat, messages, *offered)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
-        """Answer in the form of that schema if the delegate supports schemas; otherwise as `chat`."""
+        """Answer as `chat` does, in the form of that schema if the delegate supports schemas."""
         await self._permit()
         if isinstance(self._delegate, StructuredChatModel):
             return await call_user(self._delegate.chat_structured, messages, schema)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class WebSocketStreamingListener(EnsembleListener):
-    """Sends every event to the pages of a dashboard, as `WebDashboard.streaming_listener`."""
+    """Sends every event to the pages of a dashboard. `WebDashboard.streaming_listener` is the instance of a dashboard."""
 
     def __init__(self, hub: MessageHub) -> None:
         self._hub = hub
@@ -48,7 +48,7 @@ class WebSocketStreamingListener(EnsembleListener):
         self._live: dict[str, LiveEvents] = {}  # of active runs
 
     def live_of(self, run_id: str) -> LiveEvents | None:
-        """Return the live events of an active run. Thread-safe."""
+        """Return the live events of a run; None: it is not active here. Thread-safe."""
         return self._live.get(run_id)
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
@@ -66,7 +66,7 @@ class WebSocketStreamingListener(EnsembleListener):
         self._send(events.EnsembleCompletedEvent(**ids, total_duration=took, exit_reason=reason))
 
     def on_run_ended(self, run_id: str, exit_reason: ExitReason) -> None:
-        """Remove a run, and report its end if no event did, since it failed."""
+        """Report the end of a run if no event did, since the run failed, and remove the run."""
         with self._lock:
             run, live = self._runs.pop(run_id, None), self._live.pop(run_id, None)
         if live is not None:
@@ -147,13 +147,14 @@ _log = bounded_logger(__name__)
 class WebDashboard:
     """Shows runs in a browser as they happen, and asks at their review gates: `Ensemble(dashboard=WebDashboard.on_port(7329))`.
 
-    An ensemble starts its dashboard when a run begins, and stops it after the last run, unless a program started it before. Every
-    client that can reach its port can see all runs and decide reviews, so it listens on loopback by default.
+    An ensemble with a dashboard starts it when a run begins, and stops it after the last run. A dashboard that was started before
+    keeps running. It can serve several ensembles. Every client that can reach its port can see all runs and decide reviews, so it
+    listens on loopback by default.
 
     Attributes:
         streaming_listener: Sends events to the pages; an `EnsembleListener`.
         review_handler: Asks at gates, and waits for the decision of a page.
-        trace_exporter: Writes traces to `trace_export_dir`.
+        trace_exporter: Writes traces to `trace_export_dir`; None: no folder is set.
 
     Example:
         >>> dashboard = WebDashboard(port=0, on_timeout="exit_early")
@@ -215,7 +216,7 @@ class WebDashboard:
         track(self)
 
     def after_fork(self) -> None:
-        """Drop the server and the runs, which belong to the parent."""
+        """Forget the server and the runs: they belong to the parent."""
         if self._server is not None:
             atexit.unregister(self.stop)
         self._server, self._runs, self._is_for_runs = None, 0, False
@@ -251,7 +252,7 @@ class WebDashboard:
         return -1 if server is None else server.port
 
     def start(self) -> None:
-        """Serve until `stop()`, also after the last run.
+        """Serve until `stop()`. If a run started the server, it now stays after the last run.
 
         Raises:
             ValidationError: the packages that it needs are not installed.
@@ -262,12 +263,12 @@ class WebDashboard:
             self._start()
 
     def stop(self) -> None:
-        """Close all connections and stop serving. Open gates wait for their timeouts."""
+        """Close all connections and stop serving. No effect if the server does not run. Open gates wait for their timeouts."""
         with self._serving:
             self._stop()
 
     def enter_run(self, run: DashboardRun) -> None:
-        """Count a new run, and start the server if needed."""
+        """Count a new run, and start the server if needed; see `Dashboard`."""
         self._shown.add(run)
         with self._lock:
             self._runs += 1
@@ -282,7 +283,7 @@ class WebDashboard:
             raise
 
     def leave_run(self) -> None:
-        """Count the end of a run, and stop the server after the last run."""
+        """Count the end of a run, and stop the server after the last run; see `Dashboard`."""
         with self._lock:
             self._runs -= 1
         # A stopping server may wait for its own runs, so these lock only to stop it.

@@ -411,10 +411,10 @@ class _Open:
 
 
 class WebReviewHandler(ReviewHandler):
-    """Asks the users of the pages of a dashboard, as `WebDashboard.review_handler`.
+    """Asks the users of the pages of a dashboard. `WebDashboard.review_handler` is the instance of a dashboard.
 
-    The first decision or timeout of a gate counts. A gate stays open when pages disconnect. When a run stops waiting, the pages
-    close its gate.
+    The first decision of a gate counts; later ones are ignored. A timeout is a decision too. A gate stays open until a
+    decision or its timeout, also when pages disconnect. When a run stops waiting, the pages close its gate.
     """
 
     is_concurrent: ClassVar[bool] = True  # gates are decided in any order (S-WEB-58)
@@ -456,7 +456,7 @@ class WebReviewHandler(ReviewHandler):
         Args:
             review_id: Id of the gate.
             decision: `approve`, `continue` or `edit`, in any case. Any other word ends the run.
-            revised_output: The new text of an edit.
+            revised_output: The new text of an edit; None: an empty text.
         """
         word = decision.strip().lower()
         if word in _APPROVALS:
@@ -480,7 +480,7 @@ class WebReviewHandler(ReviewHandler):
         return [_to_json(review_id, gate) for review_id, gate in waiting]
 
     def is_open(self, review_id: str) -> bool:
-        """Return whether this handler waits for a decision."""
+        """Return whether this handler waits for the decision of a gate."""
         return review_id in self._open
 
     def _take(self, review_id: str) -> _Open | None:

@@ -16,7 +16,7 @@ DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 
 
 class ServedRequest:
-    """One request; the body is parsed on first use."""
+    """One request as received by the server; the body is parsed on first use."""
 
     def __init__(
         self, path: str, headers: Mapping[str, str], raw: bytes, *, number: int = 0, arrived_at: float = 0.0
@@ -30,17 +30,17 @@ class ServedRequest:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Headers by lower-case name."""
+        """Return the headers by lower-case name."""
         return {name.lower(): value for name, value in self._headers.items()}
 
     @property
     def key(self) -> str:
-        """The `Idempotency-Key` header, or empty."""
+        """Return the `Idempotency-Key` header: the same for every repetition of one model call; empty without one."""
         return self.headers.get("idempotency-key", "")
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the body."""
+        """Return the SHA-256 of the body; requests with the same digest are identical."""
         return sha256(self.raw).hexdigest()
 
     @cached_property
@@ -50,12 +50,12 @@ class ServedRequest:
 
     @property
     def model(self) -> str:
-        """Name of the requested model."""
+        """The model asked for."""
         return str(self.body.get("model", ""))
 
     @property
     def messages(self) -> Sequence[Mapping[str, object]]:
-        """The conversation."""
+        """The conversation as sent."""
         return cast("list[Mapping[str, object]]", self.body.get("messages", []))
 
     @property
@@ -77,13 +77,13 @@ class ServedRequest:
 
     @property
     def response_format(self) -> Mapping[str, object] | None:
-        """The requested response format, if any."""
+        """The requested response format, as sent, or None."""
         found = self.body.get("response_format")
         return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream should end with a usage chunk."""
+        """Whether the client asked for a usage chunk at the end of the stream."""
         options = cast("Mapping[str, object]", self.body.get("stream_options") or {})
         return options.get("include_usage") is True
 
@@ -115,8 +115,9 @@ class Reply:
 class Fault:
     """An answer that fails.
 
-    `status` answers with that HTTP status and an error object (200: in an answer that looks successful; streamed: as the
-    only event), `drop` cuts the connection, `garbage` answers 200 without JSON, `silence` never answers.
+    `status` answers with that HTTP status and an error object (status 200: an error body in an answer that looks
+    successful; streamed: as the only event), `drop` cuts the connection, `garbage` answers 200 with a body that is not
+    JSON, `silence` never answers.
     """
 
     kind: Literal["status", "drop", "garbage", "silence"] = "status"
@@ -128,7 +129,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawAnswer:
-    """An answer whose bytes the script chooses."""
+    """An answer with bytes chosen by the script, for cases that no other answer can express."""
 
     body: bytes | Sequence[bytes]  # a sequence is sent piece by piece
     content_type: str = "application/json"

@@ -108,18 +108,20 @@ class ModelServer:
     """A server of the chat-completions protocol that answers by script.
 
     Args:
-        script: Answers in order of arrival; a callable that receives each request; one answer for all; None echoes the last
-            message. A request beyond the end of a list is refused with status 400.
+        script: A list of answers, used in order of arrival; a callable that receives each request; one answer for all;
+            None echoes the last message. An answer is a text, a `ToolCall` or several, a `ChatResponse`, a `Reply`,
+            a `RawAnswer`, or a `Fault`. A request beyond the end of a list is refused with status 400.
         latency_s: Delay of every answer.
-        api_key: Refuse requests without this key.
+        api_key: Refuse requests that do not carry this key.
         models: Refuse requests for other models; None: any model.
         rejects_stream_options: Refuse requests with `stream_options`, as older servers do.
-        rejects_response_format: Refuse requests with a `response_format`, by HTTP 400 or by that fault. They use no answer
-            of a list.
+        rejects_response_format: Refuse requests with a `response_format`: True as most servers do (HTTP 400 that names
+            the field), or with that fault. Such requests are in `requests` and use no answer of a list. If False, the
+            script decides whether to honour or ignore the field.
         keep_requests: Store all requests in `requests`; otherwise the server only counts them.
-        embed: Returns the vector of a text; a callable script may answer embedding requests with a `Fault`.
+        embed: Returns the vector of a text, for embedding requests; a callable script may answer them with a `Fault`.
         host: Address to listen on. There is no encryption, so keep it within a network of yours.
-        port: 0 selects a free port.
+        port: Port to listen on; 0 selects a free port.
 
     Examples:
         >>> with ModelServer(["hello"]) as server:
@@ -179,15 +181,15 @@ class ModelServer:
 
     @property
     def repeated(self) -> int:
-        """Number of requests that repeat an earlier body."""
+        """Number of requests that repeat an earlier body byte for byte."""
         return sum(self.counts.values()) - len(self.counts)
 
     def requests_by_key(self) -> Counter[str]:
-        """Count requests by `Idempotency-Key`."""
+        """Return the number of requests by `Idempotency-Key`; requests without one count under the empty text."""
         return Counter(request.key for request in tuple(self.requests))
 
     def answered_keys(self) -> frozenset[str]:
-        """Return the keys of completely answered requests."""
+        """Return the keys of requests that were answered completely (`ServedRequest.answered_at`)."""
         return frozenset(each.key for each in tuple(self.requests) if each.key and each.answered_at is not None)
 
     def __enter__(self) -> Self:
@@ -212,7 +214,7 @@ class ModelServer:
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def serve(self, ready: Callable[[], object]) -> None:
-        """Answer until stopped; call `ready` once the port is known."""
+        """Listen and answer until stopped; call `ready` once the port is known."""
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         http = web.Server(self._handle, handler_cancellation=True, access_log=None, auto_decompress=False)
@@ -235,13 +237,13 @@ class ModelServer:
             await asyncio.sleep(0)  # the loop closes their sockets in its next round
 
     def pause(self) -> None:
-        """Hold all answers from now on."""
+        """Hold all answers from now on; requests are still read."""
         with self._changed:
             if self._held is None:
                 self._held = []
 
     def resume(self) -> None:
-        """Send the held answers."""
+        """Send the held answers, and stop holding new ones."""
         with self._changed:
             held, self._held = self._held or [], None
         for resumed in held:
@@ -249,15 +251,27 @@ class ModelServer:
                 self._loop.call_soon_threadsafe(resumed.set)
 
     def wait_in_flight(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests are open, or raise TimeoutError."""
+        """Return when that many requests are open at the same time.
+
+        Raises:
+            TimeoutError: the count was not reached in time.
+        """
         self._wait(lambda: len(self._open) >= count, f"{count} requests in flight", timeout_s)
 
     def wait_arrived(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests have arrived, or raise TimeoutError."""
+        """Return when that many requests have arrived, answered or not.
+
+        Raises:
+            TimeoutError: the count was not reached in time.
+        """
         self._wait(lambda: self._arrived >= count, f"{count} requests", timeout_s)
 
     def wait_served(self, count: int, *, timeout_s: float = 30.0) -> None:
-        """Return when that many requests were answered or abandoned, or raise TimeoutError."""
+        """Return when that many requests have been answered or abandoned.
+
+        Raises:
+            TimeoutError: the count was not reached in time.
+        """
         self._wait(lambda: self._served >= count, f"{count} requests served", timeout_s)
 
     def _wait(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -406,7 +420,10 @@ class ModelServer:
         return web.Response(body=body, status=404, content_type="application/json")
 
     def stats(self) -> Mapping[str, int]:
-        """Return the counts; `longest_delay_ms` is since the last request of `/stats`."""
+        """Return the counts so far; a server in its own process serves them at `/stats`.
+
+        `longest_delay_ms` covers the requests since the last request of `/stats`.
+        """
         return {
             "requests": self._arrived,
             "served": self._served,

@@ -61,11 +61,14 @@ class FileReadInput(BaseModel):
 
 
 class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
-    """Reads UTF-8 text files below `base_dir` only; `ValueError` if an argument is invalid.
+    """Reads UTF-8 text files below `base_dir` only.
 
     Args:
         base_dir: An existing directory.
         max_bytes: Larger files are refused.
+
+    Raises:
+        ValueError: `base_dir` is not an existing directory, or `max_bytes` is not positive.
     """
 
     name = "file_read"
@@ -116,11 +119,16 @@ class FileWriteInput(BaseModel):
 
 
 class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
-    """Writes text files below `base_dir` only, and emits a `FileChangedEvent`; `ValueError` if an argument is invalid.
+    """Writes text files below `base_dir` only. It creates parent directories and replaces existing files.
+
+    Listeners receive a `FileChangedEvent` for each write.
 
     Args:
         base_dir: An existing directory.
         require_approval: Whether the tool asks the run's review handler before each write.
+
+    Raises:
+        ValueError: `base_dir` is not an existing directory.
     """
 
     name = "file_write"

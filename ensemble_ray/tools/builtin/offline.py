@@ -196,7 +196,8 @@ _MAX_DIGITS = 12  # larger numbers exceed every calendar
 class DateTimeTool(AbstractAgentTool):
     """Returns the current time, converts between time zones, and adds to dates and datetimes.
 
-    `clock` returns the current time as an aware datetime; default: the machine's clock.
+    Args:
+        clock: Returns the current time as an aware datetime; None: the machine's clock, in UTC.
     """
 
     name = "datetime"
@@ -330,7 +331,7 @@ class JsonParserInput(BaseModel):
 class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     """Extracts a value from JSON by a path of dots and brackets.
 
-    In a plain string, the first line is the path and the rest is the JSON.
+    In a plain string, as a pipeline or a handler passes it, the first line is the path and the rest is the JSON.
     """
 
     input_type = JsonParserInput
@@ -433,11 +434,14 @@ def _steps(path: str) -> list[str | int]:
 
 
 class HumanInputTool(AbstractAgentTool):
-    """Asks the run's review handler a question. A resumed run does not ask again.
+    """Asks the run's review handler a question. The answer is recorded; a resumed run does not ask again.
 
     Args:
         timeout: Time limit of the answer, a `timedelta` or seconds; 0: no limit.
         on_timeout: Action after the time limit: `"continue"`, `"exit_early"` or `"fail"`.
+
+    Raises:
+        ValidationError: the timeout is negative, or the action is unknown.
     """
 
     name = "human_input"

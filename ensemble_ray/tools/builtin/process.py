@@ -38,20 +38,24 @@ _LANGUAGE_PREFIX = "LC_"
 
 
 class ProcessAgentTool(AbstractAgentTool):
-    """Runs one program per call and returns its output. `ValueError` if an argument is invalid.
+    """Runs one program per call and returns its output.
 
     The program reads one JSON object, `{"input": "<text>"}`, from its standard input. It writes either plain text or
     one JSON object: `{"output": ..., "structured": ...}`, or `{"success": false, "error": ...}`.
 
     Args:
         name: Name for the model.
-        description: For the model: when to use the tool, and with which input.
-        command: The program and its arguments, without a shell. A model cannot change them.
-        timeout: Time limit of one run, s or `timedelta`, after which the program and its children are killed.
+        description: Explains to the model when to use the tool and what input it expects.
+        command: The program and its arguments. They run without a shell, and a model cannot change them.
+        timeout: Time limit of one run, in seconds or as a `timedelta`. After it, the program and its children are killed.
         max_output_bytes: Limit of each output stream; the rest is dropped.
-        environment: Variables for the program, besides `PATH` and the like.
+        environment: Variables for the program, in addition to `PATH`, `HOME` and the like, or instead of them.
         inherit: Names of further variables of this process for the program; True: all of them, including API keys.
-        require_approval: Whether the run's review handler must approve each call.
+        require_approval: Whether the tool asks the run's review handler before it starts the program.
+
+    Raises:
+        ValueError: a name is blank, the description is missing, the command is empty, a limit is not positive, or a
+            variable has an invalid name or value.
     """
 
     def __init__(

@@ -39,12 +39,16 @@ class WebScrapeInput(BaseModel):
 
 
 class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
-    """Fetches a web page and returns its text without markup, navigation, header and footer. Needs the extra `web`.
+    """Fetches a web page and returns its text without markup, navigation, header and footer.
 
     Args:
         max_content_length: Characters of the text; a longer text is cut and marked.
         fetcher: `fetcher(url) -> html`, sync or async, instead of the guarded fetcher.
         allow_private_hosts: Allow the guarded fetcher to reach loopback, private, link-local and metadata addresses.
+
+    Raises:
+        ValueError: `max_content_length` is not positive.
+        ToolConfigurationError: the extra `web` is not installed.
     """
 
     name = "web_scrape"
@@ -127,7 +131,14 @@ class WebSearchInput(BaseModel):
 
 
 class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
-    """Searches the web with a provider: an object with `search(query) -> str`, or a callable; sync or async."""
+    """Searches the web with a provider.
+
+    Args:
+        provider: An object with `search(query) -> str`, or a callable with that signature; sync or async.
+
+    Raises:
+        ValueError: there is no provider.
+    """
 
     name = "web_search"
     effect = "none"
@@ -143,12 +154,20 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
     @classmethod
     def of_tavily(cls, api_key: str | SecretStr | None = None) -> WebSearchTool:
-        """Search with Tavily; `ValueError` without a key."""
+        """Search with Tavily.
+
+        Raises:
+            ValueError: there is no key.
+        """
         return cls(TavilySearch(api_key))
 
     @classmethod
     def of_serp_api(cls, api_key: str | SecretStr | None = None) -> WebSearchTool:
-        """Search Google through SerpAPI; `ValueError` without a key."""
+        """Search Google through SerpAPI.
+
+        Raises:
+            ValueError: there is no key.
+        """
         return cls(SerpApiSearch(api_key))
 
     async def execute_typed(self, arguments: WebSearchInput, /) -> ToolResult:
@@ -266,19 +285,22 @@ _READING = frozenset({"GET", "HEAD"})
 
 
 class HttpAgentTool(AbstractAgentTool):
-    """Sends its input to one HTTP endpoint and returns the body of the answer. `ValueError` if an argument is invalid.
+    """Sends its input to one HTTP endpoint and returns the body of the answer.
 
     With GET, the input is the query parameter `input`. With other methods, it is the body.
 
     Args:
         name: Name for the model.
-        description: For the model: when to use the tool, and with which input.
+        description: Explains to the model when to use the tool and what input it expects.
         url: The endpoint.
         method: HTTP method.
         headers: Headers of every request; their values are never shown.
-        timeout: Time limit of one exchange, s or `timedelta`.
+        timeout: Time limit of one exchange, in seconds or as a `timedelta`.
         max_response_bytes: Limit of the body; a longer body is cut and marked.
-        require_approval: Whether the run's review handler must approve each request.
+        require_approval: Whether the tool asks the run's review handler before each request.
+
+    Raises:
+        ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
     """
 
     def __init__(

@@ -45,18 +45,21 @@ class MCP(DynamicToolProvider):
         server: `"stdio:COMMAND ARGUMENTS"`, a program that is started where the agent runs, or the URL of a server with
             the transport streamable HTTP or the older one with server-sent events.
         headers: Headers of each request to a URL.
-        env: Variables of the program, besides a few default ones without API keys.
+        env: Variables of the program, besides a few default ones. API keys are not among the default ones.
         cwd: Working directory of the program.
         tools: The server's names of the tools to offer; None: all.
-        prefix: Prefix of each name.
-        effect: Effect of calls: one value for all tools, or by name. Default: the server's hints: `readOnlyHint` is `none`,
-            `idempotentHint` is `idempotent`, others are `once`.
+        prefix: Prefix of each name, so that tools of two servers have different names.
+        effect: Effect of calls on the outside world: one value for all tools of the server, or by name. By default, it
+            follows the server's hints: `readOnlyHint` is `none`, `idempotentHint` is `idempotent`, others are `once`.
         resources: Whether to offer two more tools, which list and read the server's resources.
         prompts: Whether to offer each prompt of the server as a tool `prompt_NAME`.
-        sampling: Whether the server may use the agent's model during a call, within budget and limits.
+        sampling: Whether the server may use the agent's model during a call, within the run's budget and the model's limits.
         max_samples: Limit of such requests per call.
-        timeout: Time limit of a call, s or `timedelta`; None: no limit.
-        connect_timeout: Time limit of starting or reaching the server, and of listing its tools.
+        timeout: Time limit of one call, in seconds or as a `timedelta`; None: no limit.
+        connect_timeout: Time limit of starting or reaching the server, and of listing its tools, in the same form.
+
+    Raises:
+        ValidationError: an argument is invalid.
 
     Examples:
         >>> MCP("https://example.com/mcp", prefix="shop_", effect={"search": "none"})
@@ -112,7 +115,11 @@ class MCP(DynamicToolProvider):
         return f"MCP({self._address.shown!r})"
 
     async def resolve(self) -> Sequence[AgentTool]:
-        """List the server's tools. `ToolConfigurationError` if the server cannot be used, or lacks a tool of `tools`."""
+        """List the server's tools.
+
+        Raises:
+            ToolConfigurationError: the server cannot be started or reached, refuses, or lacks a tool of `tools`.
+        """
         address = replace(self._address, has_reviewer=current_tool_context().review_handler is not None)
         try:
             tools, prompts, has_resources = await ask_server(
