@@ -3,6 +3,8 @@
 import importlib
 import pickle
 
+import ray  # noqa: F401  modules of actors are among those that were merged
+
 from ensemble_ray import Agent, CalculatorTool, DateTimeTool, Loop, OpenAIChatModel, RateLimit, Task, Until
 from ensemble_ray.actors.driver.packing import list_payloads
 from ensemble_ray.actors.link.packing import unpack
