@@ -39,7 +39,7 @@ BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/record/journal.py", "_LONG"): _LONG,
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,
-    ("ensemble_ray/text/foreign_text.py", "_TAG"): _TAG,
+    ("ensemble_ray/text/answers.py", "_TAG"): _TAG,
 }
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})
