@@ -4,8 +4,6 @@ The deploying process loads the teams, so that a wrong name fails there. Replica
 import path, but on all interfaces with a configuration file without `http_options.host`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -187,7 +185,7 @@ class EndpointPlace:
     #: 0: any free port
     port: int
 
-    def check(self) -> EndpointPlace:
+    def check(self) -> "EndpointPlace":
         if not 0 <= self.port <= _HIGHEST_PORT:
             raise ValidationError(f"port must be in the range 0-{_HIGHEST_PORT}, got: {self.port}")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -134,16 +134,21 @@ def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place
         with place.second("--take-over", name="third") as heir:
             assert heir.process.wait(timeout=PATIENCE_S) == 0, heir.text
             output = heir.text
-        facts, asked, done = place.facts(), len(place.server.requests), (place.world.done(), place.world.asked())
+        facts, asked, done = place.facts(), len(place.server.requests), (_effects(place), place.world.asked())
         assert place.state() is RunState.COMPLETED
         os.kill(zombie.process.pid, signal.SIGCONT)
         assert zombie.process.wait(timeout=PATIENCE_S) != 0
         assert "epoch 0 must stop" in zombie.text
         assert output not in zombie.text
     assert (place.facts(), len(place.server.requests)) == (facts, asked)
-    assert (place.world.done(), place.world.asked()) == done
+    assert (_effects(place), place.world.asked()) == done
     assert place.state() is RunState.COMPLETED
     place.judge(frozen_at)
+
+
+def _effects(place: Place) -> list[Mapping[str, str]]:
+    """Return what tools did, without those that only read: a process may call one more of these when it wakes."""
+    return [each for each in place.world.done() if each["tool"] != "look_up"]
 
 
 def freeze(place: Place, running: Program) -> float:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +24,6 @@ from ray.util import list_named_actors
 from ensemble_ray import Agent, ChatMessage, ChatResponse, Ensemble, MapEnsemble, Task, ValidationError
 from ensemble_ray.runtime import ray_runtime_class
 
-#: Items of the map; more than a group has in flight before it grows.
-ITEMS = 400
 _PATIENCE_S = 200.0
 
 
@@ -53,16 +52,17 @@ class Stuck(Placed):
         return await super().chat(messages, tools)
 
 
-class Held(Placed):
-    """The same, but there are no answers before a file is there."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
+class Slow(Placed):
+    """The same, after a second."""
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[object] = ()) -> ChatResponse:
-        while not self.file.exists():  # noqa: ASYNC110  another process makes it
-            await asyncio.sleep(0.05)
+        await asyncio.sleep(1)
         return await super().chat(messages, tools)
+
+
+def _numbers_until(file: Path) -> Iterator[int]:
+    """Yield numbers until the file is there."""
+    return takewhile(lambda _: not file.exists(), count())
 
 
 class Lines(logging.Handler):
@@ -123,7 +123,7 @@ class Steps:
         """Agents with requirements and without."""
         asking = Agent(role="Asking", goal="g", llm=Placed(), resources={"desk": 0.5}, labels={"zone": "in(a, b)"})
         away = Agent(role="Away", goal="g", llm=Placed(), labels={"zone": "!a"}, num_cpus=1)
-        plain = [Agent(role=f"Plain {n}", goal="g", llm=Placed()) for n in range(2)]
+        plain = [Agent(role=f"Plain {n}", goal="g", llm=Placed(), isolation="process") for n in range(2)]
         answers = self.ask(asking, away, *plain, name="placed")
         named = cast("list[dict[str, str]]", cast("Any", list_named_actors)(all_namespaces=True))
         schedulers = [each["namespace"] for each in named if each["name"] == "scheduler"]
@@ -167,9 +167,9 @@ class Steps:
     def added(self) -> dict[str, object]:
         """A node comes while a map goes on that has more to do than its processes."""
         file, answers = self.directory / "go", list[str]()
-        mapper = Agent(role="Mapper", goal="g", llm=Held(file))
+        mapper = Agent(role="Mapper", goal="g", llm=Slow())
         mapping = MapEnsemble(
-            items=range(ITEMS),
+            items=_numbers_until(file),
             map_agent=lambda _: mapper,
             map_task=lambda item, by: Task(description=f"map {item}", expected_output="a node", agent=by),
             max_parallel_tasks=100,
@@ -184,7 +184,7 @@ class Steps:
             new = self.add()
             until(lambda: new.node_id in _agents(), "a process on the new node")
             file.touch()
-        return {"nodes": sorted(set(answers)), "count": len(answers), "new": new.node_id}
+        return {"nodes": sorted(set(answers)), "new": new.node_id}
 
 
 def _agents() -> list[str]:
