@@ -1,1 +1,1 @@
-"""Messages between processes, retries, and clients of shared actors."""
+"""Messages between processes, retries, the event hub, and clients of shared actors."""

@@ -1,1 +1,1 @@
-"""Actors that the whole cluster shares: event hub, rate limiter and the journals of nodes."""
+"""The actor that writes the record of runs for other nodes."""
