@@ -1,1 +1,1 @@
-"""The actor that writes the record of runs for other nodes."""
+"""Actors that runs share: the journal of a node, and the rate limiter of a cluster."""
