@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
@@ -124,10 +125,17 @@ def facts_in(
     resolve = _resolver(connection, is_partial=is_partial)
     found: list[Fact] = []
     seq = 0
-    column = "data" if has_data else "'{}'"
+    columns = "'{}', NULL"
+    if has_data:
+        columns = "data, crc" if check_version(connection, path) >= _CHECKSUMS else "data, NULL"
     try:
-        query = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
-        for seq, kind, name, at, epoch, data in connection.execute(query, tuple(values)):
+        query = f"SELECT seq, kind, name, instance, at, epoch, {columns} FROM facts {where}"  # noqa: S608  our own text
+        for number, kind, name, instance, at, epoch, data, checksum in connection.execute(query, tuple(values)):
+            is_in_order, seq = number > seq, number
+            if not is_in_order or (
+                checksum is not None and checksum != _checksum((kind, name, instance, at, epoch, data))
+            ):
+                raise ValueError("it was altered: its number or its checksum is wrong")
             fields = data_of(data, resolve)
             found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=fields, epoch=epoch, seq=seq))
     except (ValueError, TypeError, RecursionError) as error:
@@ -296,12 +304,13 @@ Row = tuple[str, str, str, float, int, str]  # kind, name, instance, at, epoch, 
 _Part = tuple[str, tuple[int, int], int]  # Path of a file, its device and inode, its least size in bytes
 _ROWS = 32  # Rows of one INSERT statement. A group that fits needs no explicit transaction.
 _STALE = "stale epoch"
+_CHECKSUMS = 4  # The first format whose facts have checksums.
 LOOK_S = 0.02  # Shortest time between two checks that the file exists, s. A check takes a tenth of a commit's time.
 _NEWEST = "(SELECT max(epoch) FROM epochs WHERE instance IN ('run', NEW.instance))"
 _SCHEMA = f"""
 CREATE TABLE facts (
   seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, instance TEXT NOT NULL,
-  at REAL NOT NULL, epoch INTEGER NOT NULL, data TEXT NOT NULL
+  at REAL NOT NULL, epoch INTEGER NOT NULL, data TEXT NOT NULL, crc INTEGER
 );
 CREATE INDEX facts_of_instance ON facts (instance);
 CREATE INDEX facts_of_gates ON facts (kind) WHERE kind IN ('review', 'review_decision');
@@ -344,7 +353,11 @@ class SqliteFile:
             version = check_version(self._connection, self.path)
             self._connection.execute(f"PRAGMA synchronous={self._synchronous}")
             if version < FORMAT:  # earlier versions must not read what is added from now on
-                self._write_something()
+                with self._connection:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    if version < _CHECKSUMS:
+                        self._connection.execute("ALTER TABLE facts ADD COLUMN crc INTEGER")
+                    self._write_something()
             self._count = CountFile(directory)
             if not allows_loss and not is_new:
                 self._correct_count(directory, self._count)
@@ -479,7 +492,8 @@ class SqliteFile:
             self._synchronous = synchronous
 
     def _insert(self, rows: Sequence[Row]) -> None:
-        cursor = self._connection.execute(_insert_of(len(rows)), [value for row in rows for value in row])
+        values = [value for row in rows for value in (*row, _checksum(row))]
+        cursor = self._connection.execute(_insert_of(len(rows)), values)
         self._last = cursor.lastrowid or 0
 
     @contextlib.contextmanager
@@ -535,6 +549,12 @@ def cannot_write(path: Path, error: Exception) -> RecordError:
     return found
 
 
+def _checksum(row: Row) -> int:
+    """Return the checksum of a fact: SQLite does not notice an altered page of its main file."""
+    kind, name, instance, at, epoch, data = row
+    return crc32(f"{kind}\0{name}\0{instance}\0{float(at)!r}\0{epoch}\0{data}".encode())
+
+
 def _make(path: Path) -> None:
     half = path.with_suffix(f".{os.getpid()}.tmp")
     descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -567,5 +587,5 @@ def _as_stored(bodies: Mapping[str, str]) -> Iterable[tuple[str, str | bytes]]:
 
 @cache
 def _insert_of(rows: int) -> str:
-    values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * rows)
-    return f"INSERT INTO facts (kind, name, instance, at, epoch, data) VALUES {values}"  # noqa: S608  marks only
+    values = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * rows)
+    return f"INSERT INTO facts (kind, name, instance, at, epoch, data, crc) VALUES {values}"  # noqa: S608  marks only

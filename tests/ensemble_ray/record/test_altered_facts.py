@@ -7,6 +7,7 @@ real run; then everything that reads it is called.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import random
@@ -216,21 +217,41 @@ def test_altered_record_is_read_or_refused_with_an_error_of_the_library(kind: st
 
 
 def _write(path: Path, seq: int, data: str) -> None:
+    """As in a record of a format without checksums."""
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE facts SET data = ? WHERE seq = ?", (data, seq))
+    connection.execute("UPDATE facts SET data = ?, crc = NULL WHERE seq = ?", (data, seq))
     connection.close()
 
 
+def test_flipped_bit_of_a_fact_is_told() -> None:
+    """S-DUR-9: by its checksum, where the fact still looks like one."""
+    sequential().run(run_id="flipped", runtime=InlineRuntime())
+    path = home_directory() / "runs" / "flipped" / RECORD
+    changes = (
+        "name = name || 'x'", "instance = instance || 'x'", "at = at + 1", "epoch = epoch + 1", "crc = crc + 1",
+        "data = replace(data, 'e', 'd')",
+    )  # fmt: skip
+    for number, change in enumerate(changes):
+        altered = path.parent.with_name(f"flipped-{number}")
+        _copy(path.parent, altered)
+        with contextlib.closing(sqlite3.connect(altered / RECORD, isolation_level=None)) as connection:
+            connection.execute(f"UPDATE facts SET {change} WHERE seq = 3")  # noqa: S608  our own names
+        with pytest.raises(RecordError, match="fact 3 in .* was altered"):
+            run_blocking(SqliteStore(home_directory()).facts(altered.name))
+
+
+@pytest.mark.parametrize("has_checksum", [True, False])
 @pytest.mark.parametrize(
     ("column", "value"),
     [("kind", b"\xff"), ("name", b"x"), ("at", "soon"), ("at", 1e300), ("epoch", "x"), ("data", b"1")],
 )
-def test_altered_column_is_told(column: str, value: object) -> None:
+def test_altered_column_is_told(column: str, value: object, *, has_checksum: bool) -> None:
     """S-DUR-90: what is not data of the fact itself, too."""
     sequential().run(run_id="altered", runtime=InlineRuntime())
     path = home_directory() / "runs" / "altered" / RECORD
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(f"UPDATE facts SET {column} = ? WHERE seq = 3", (value,))  # noqa: S608  our own names
+    forgotten = "" if has_checksum else ", crc = NULL"
+    connection.execute(f"UPDATE facts SET {column} = ?{forgotten} WHERE seq = 3", (value,))  # noqa: S608  our own names
     connection.close()
     for name, read in _readers("altered", sequential, "three").items():
         if name in {"view", "progress"}:  # which pass over that fact

@@ -40,7 +40,7 @@ async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     await run.close(RunState.COMPLETED)
-    assert rows(tmp_path, "PRAGMA user_version") == [(3,)]
+    assert rows(tmp_path, "PRAGMA user_version") == [(4,)]
     assert rows(tmp_path, "PRAGMA journal_mode") == [("wal",)]
     assert rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
 
@@ -52,13 +52,14 @@ async def test_record_of_the_earlier_format_is_read_and_raised_when_it_is_contin
     await run.journal.append([fact()], until=Persistence.COMMITTED)
     await run.close(RunState.FAILED)
     with contextlib.closing(sqlite3.connect(tmp_path / "runs" / RUN / RECORD)) as connection:
+        connection.execute("ALTER TABLE facts DROP COLUMN crc")
         connection.execute("PRAGMA user_version=2")
     await store.facts(RUN)
     assert rows(tmp_path, "PRAGMA user_version") == [(2,)]
     joined = await store.join(RUN, writer="b")
     await joined.append([fact()], until=Persistence.COMMITTED)
     await joined.close()
-    assert rows(tmp_path, "PRAGMA user_version") == [(3,)]
+    assert rows(tmp_path, "PRAGMA user_version") == [(4,)]
 
 
 async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:
@@ -81,7 +82,9 @@ async def test_record_holds_readable_text(tmp_path: Path) -> None:
     run = await SqliteStore(tmp_path).begin(RUN)
     await run.journal.append([fact("a#0/0/model", at=2.5, text="ä")], epoch=3)
     await run.close(RunState.COMPLETED)
-    assert rows(tmp_path, "SELECT * FROM facts") == [(1, "model", "a#0/0/model", "a#0", 2.5, 3, '{"text":"ä"}')]
+    assert rows(tmp_path, "SELECT seq, kind, name, instance, at, epoch, data FROM facts") == [
+        (1, "model", "a#0/0/model", "a#0", 2.5, 3, '{"text":"ä"}')
+    ]
     assert rows(tmp_path, "SELECT * FROM epochs") == [("a#0", 3)]
 
 
