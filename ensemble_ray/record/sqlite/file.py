@@ -131,11 +131,8 @@ def facts_in(
     try:
         query = f"SELECT seq, kind, name, instance, at, epoch, {columns} FROM facts {where}"  # noqa: S608  our own text
         for number, kind, name, instance, at, epoch, data, checksum in connection.execute(query, tuple(values)):
-            is_in_order, seq = number > seq, number
-            if not is_in_order or (
-                checksum is not None and checksum != _checksum((kind, name, instance, at, epoch, data))
-            ):
-                raise ValueError("it was altered: its number or its checksum is wrong")
+            previous, seq = seq, number
+            _check_unaltered((kind, name, instance, at, epoch, data), checksum, is_in_order=number > previous)
             fields = data_of(data, resolve)
             found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=fields, epoch=epoch, seq=seq))
     except (ValueError, TypeError, RecursionError) as error:
@@ -553,6 +550,12 @@ def _checksum(row: Row) -> int:
     """Return the checksum of a fact: SQLite does not notice an altered page of its main file."""
     kind, name, instance, at, epoch, data = row
     return crc32(f"{kind}\0{name}\0{instance}\0{float(at)!r}\0{epoch}\0{data}".encode())
+
+
+def _check_unaltered(row: Row, checksum: object, *, is_in_order: bool) -> None:
+    """Check a read fact, which has no checksum if its format had none."""
+    if not is_in_order or (checksum is not None and checksum != _checksum(row)):
+        raise ValueError("it was altered: its number or its checksum is wrong")
 
 
 def _make(path: Path) -> None:

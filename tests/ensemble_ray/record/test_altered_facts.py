@@ -236,7 +236,7 @@ def test_flipped_bit_of_a_fact_is_told() -> None:
         _copy(path.parent, altered)
         with contextlib.closing(sqlite3.connect(altered / RECORD, isolation_level=None)) as connection:
             connection.execute(f"UPDATE facts SET {change} WHERE seq = 3")  # noqa: S608  our own names
-        with pytest.raises(RecordError, match="fact 3 in .* was altered"):
+        with pytest.raises(RecordError, match=r"fact 3 in .* was altered"):
             run_blocking(SqliteStore(home_directory()).facts(altered.name))
 
 
