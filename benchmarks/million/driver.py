@@ -47,6 +47,7 @@ def _run(runtime: Runtime, url: str, recorded: Path, size: int, window: int) -> 
         map_task=part,
         reduce_task=join,
         chunk_size=_GROUP,
+        mode="pipelined",
         max_parallel_tasks=window,
         retry=RetryPolicy(max_attempts=8),
     )

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import IO, Any, TypeVar, cast, overload
 
 from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError, message_of
 from ensemble_ray.items.pulling import IndexSet
@@ -220,7 +220,9 @@ class Spool:
     """An append-only store of byte strings, with 8 bytes of memory for each. Thread-safe."""
 
     def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  closed with this object
+        self._memory_bytes = memory_bytes
+        self._memory = bytearray()  # the first bodies; the others are in the file, from its beginning on
+        self._file: IO[bytes] | None = None
         self._ends = array("Q")  # ends of the bodies
         self._lock = new_lock()
         self._is_closed = False
@@ -230,8 +232,15 @@ class Spool:
         with self._lock:
             self._require_open()
             begin = self._ends[-1] if self._ends else 0
-            self._file.seek(begin)  # overwrites a body that was written in part
-            self._file.write(body)
+            if self._file is None and begin + len(body) <= self._memory_bytes:
+                self._memory += body
+            else:
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile(prefix="ensemble-ray-", buffering=0)  # noqa: SIM115  closed with this object
+                written = 0
+                while written < len(body):  # one call may write only a part; the next body overwrites it after an error
+                    at = begin - len(self._memory) + written
+                    written += os.pwrite(self._file.fileno(), memoryview(body)[written:], at)
             self._ends.append(begin + len(body))
             return len(self._ends) - 1
 
@@ -241,9 +250,10 @@ class Spool:
             self._require_open()
             if not 0 <= slot < len(self._ends):
                 raise IndexError(f"slot {slot} of {len(self._ends)}")
-            begin = self._ends[slot - 1] if slot else 0
-            self._file.seek(begin)
-            return self._file.read(self._ends[slot] - begin)
+            begin, end = self._ends[slot - 1] if slot else 0, self._ends[slot]
+            if self._file is None or end <= len(self._memory):
+                return bytes(self._memory[begin:end])
+            return os.pread(self._file.fileno(), end - begin, begin - len(self._memory))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -252,7 +262,9 @@ class Spool:
         """Delete the bodies, as garbage collection does."""
         with self._lock:
             self._is_closed = True
-            self._file.close()
+            self._memory = bytearray()
+            if self._file is not None:
+                self._file.close()
 
     def _require_open(self) -> None:
         if self._is_closed:

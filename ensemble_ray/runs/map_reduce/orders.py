@@ -302,11 +302,16 @@ class OrderMaker:
             task, wanted = await self._factories.reduce(outputs)
             (prepared,) = await self._ready([task], [key], [[output.raw for output in outputs]])
         unit_type = node_type(level, is_final=group.is_final)
+        agent = prepared.agent
+        # A prompt has the texts of outputs alone; other readers also receive their traces, ten times as much.
+        is_prompt = agent is not None and agent.runner is None and not prepared.task.input_guardrails
         shown: list[TaskOutput] = []
         for output in [outputs[position] for position in wanted]:
             description = output.task_description
             head = description.partition("\n\n")[0][:_SHOWN]
-            changes = {} if head == description else {"task_description": f"{head.rstrip()} ..."}
+            changes: dict[str, object] = {"trace": None} if is_prompt else {}
+            if head != description:
+                changes["task_description"] = f"{head.rstrip()} ..."
             shown.append(output.model_copy(update=changes) if changes else output)
         return [self._order(prepared, instance, (level, number), unit_type, context=shown)]
 
