@@ -221,7 +221,7 @@ class Spool:
 
     def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._memory = bytearray()  # the first bodies; the others are in the file, from its beginning on
+        self._memory = bytearray()  # all bodies, until they are more than that
         self._file: IO[bytes] | None = None
         self._ends = array("Q")  # ends of the bodies
         self._lock = new_lock()
@@ -234,13 +234,12 @@ class Spool:
             begin = self._ends[-1] if self._ends else 0
             if self._file is None and begin + len(body) <= self._memory_bytes:
                 self._memory += body
+            elif self._file is None:
+                file = tempfile.TemporaryFile(prefix="ensemble-ray-", buffering=0)  # noqa: SIM115  closed with this object
+                _write_at(file, self._memory + body, 0)
+                self._file, self._memory = file, bytearray()
             else:
-                if self._file is None:
-                    self._file = tempfile.TemporaryFile(prefix="ensemble-ray-", buffering=0)  # noqa: SIM115  closed with this object
-                written = 0
-                while written < len(body):  # one call may write only a part; the next body overwrites it after an error
-                    at = begin - len(self._memory) + written
-                    written += os.pwrite(self._file.fileno(), memoryview(body)[written:], at)
+                _write_at(self._file, body, begin)
             self._ends.append(begin + len(body))
             return len(self._ends) - 1
 
@@ -251,9 +250,9 @@ class Spool:
             if not 0 <= slot < len(self._ends):
                 raise IndexError(f"slot {slot} of {len(self._ends)}")
             begin, end = self._ends[slot - 1] if slot else 0, self._ends[slot]
-            if self._file is None or end <= len(self._memory):
+            if self._file is None:
                 return bytes(self._memory[begin:end])
-            return os.pread(self._file.fileno(), end - begin, begin - len(self._memory))
+            return os.pread(self._file.fileno(), end - begin, begin)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -269,6 +268,14 @@ class Spool:
     def _require_open(self) -> None:
         if self._is_closed:
             raise IllegalStateError("The spool is closed, and its content is deleted")
+
+
+def _write_at(file: IO[bytes], body: bytes | bytearray, begin: int) -> None:
+    """Write a body, over one that was written in part."""
+    left = memoryview(body)
+    while left:
+        written = os.pwrite(file.fileno(), left, begin)
+        left, begin = left[written:], begin + written
 
 
 class SpooledSequence(LazySequence[T]):
