@@ -214,6 +214,7 @@ def json_text(value: object) -> str:
 T = TypeVar("T")
 
 _MEMORY_BYTES = 8 * 1024 * 1024
+_BUFFER_BYTES = 64 * 1024  # in memory before a write, once there is a file
 
 
 class Spool:
@@ -221,8 +222,9 @@ class Spool:
 
     def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._memory = bytearray()  # all bodies, until they are more than that
+        self._memory = bytearray()  # the last bodies, which are not in the file yet
         self._file: IO[bytes] | None = None
+        self._file_bytes = 0
         self._ends = array("Q")  # ends of the bodies
         self._lock = new_lock()
         self._is_closed = False
@@ -232,14 +234,13 @@ class Spool:
         with self._lock:
             self._require_open()
             begin = self._ends[-1] if self._ends else 0
-            if self._file is None and begin + len(body) <= self._memory_bytes:
-                self._memory += body
-            elif self._file is None:
-                file = tempfile.TemporaryFile(prefix="ensemble-ray-", buffering=0)  # noqa: SIM115  closed with this object
-                _write_at(file, self._memory + body, 0)
-                self._file, self._memory = file, bytearray()
-            else:
-                _write_at(self._file, body, begin)
+            self._memory += body
+            if len(self._memory) > self._memory_bytes:
+                try:
+                    self._write()
+                except OSError:
+                    del self._memory[begin - self._file_bytes :]
+                    raise
             self._ends.append(begin + len(body))
             return len(self._ends) - 1
 
@@ -250,9 +251,20 @@ class Spool:
             if not 0 <= slot < len(self._ends):
                 raise IndexError(f"slot {slot} of {len(self._ends)}")
             begin, end = self._ends[slot - 1] if slot else 0, self._ends[slot]
-            if self._file is None:
-                return bytes(self._memory[begin:end])
+            if self._file is None or begin >= self._file_bytes:
+                return bytes(self._memory[begin - self._file_bytes : end - self._file_bytes])
             return os.pread(self._file.fileno(), end - begin, begin)
+
+    def _write(self) -> None:
+        """Move the bodies to the file; from then on, fewer of them stay in memory."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="ensemble-ray-", buffering=0)  # noqa: SIM115  closed with this object
+            self._memory_bytes = min(self._memory_bytes, _BUFFER_BYTES)
+        body, written = bytes(self._memory), 0
+        while written < len(body):  # one call may write only a part; after an error all of it is written again
+            written += os.pwrite(self._file.fileno(), memoryview(body)[written:], self._file_bytes + written)
+        self._file_bytes += len(body)
+        self._memory.clear()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -268,14 +280,6 @@ class Spool:
     def _require_open(self) -> None:
         if self._is_closed:
             raise IllegalStateError("The spool is closed, and its content is deleted")
-
-
-def _write_at(file: IO[bytes], body: bytes | bytearray, begin: int) -> None:
-    """Write a body, over one that was written in part."""
-    left = memoryview(body)
-    while left:
-        written = os.pwrite(file.fileno(), left, begin)
-        left, begin = left[written:], begin + written
 
 
 class SpooledSequence(LazySequence[T]):
