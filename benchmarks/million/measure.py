@@ -217,7 +217,7 @@ class _Processor:
             for pid in host.pids():
                 if (used := own_cpu_seconds(pid)) is not None:
                     self._last[pid] = used
-                    if pid not in self._parts and (part := _part_of(command_of(pid))):
+                    if part := _part_of(command_of(pid)):  # a worker of Ray changes its name when it gets an actor
                         self._parts[pid] = part
 
     def _look(self) -> None:
