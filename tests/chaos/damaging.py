@@ -148,7 +148,9 @@ def _go_on_without(run: Disturbed, left: Sequence[Fact] | None) -> bool:
     requests = run.server.stats()["requests"]
     heir = run.start("resume", run.run_id, "--allow-loss")
     if run.until(lambda: run.wait_owner(owners)):
-        return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            heir.process.wait(timeout=run.scenario.patience_s)
+        return not _says_so(run, heir)  # damage outside the facts is met when something is written
     code = heir.process.wait(timeout=run.scenario.patience_s)
     if code == run.scenario.exit_code:
         return True

@@ -201,15 +201,15 @@ class ToolCalls:
         bound = cast("BoundTool", self._tools.get(call.name))  # calls of unknown tools are resolved
         clock = self._scope.ports.clock
         started_at = clock.now()
-        # Also before a repeated call: the journal stops a replaced process (S-DUR-3). A read's intent shares the commit
-        # of its result.
-        await self._scope.note(
-            name,
-            ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
-            until=Persistence.SOON if bound.effect == "none" else Persistence.SYNCED,
-        )
         context, reviews = self._context(call.name, name)
         try:
+            # Also before a repeated call: the journal stops a replaced process (S-DUR-3). A read's intent shares the
+            # commit of its result.
+            await self._scope.note(
+                name,
+                ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
+                until=Persistence.SOON if bound.effect == "none" else Persistence.SYNCED,
+            )
             with effect_span(self._scope.context.tracing, name):
                 outcome = self._bound_tries(call, await call_tool(bound, call.arguments, context=context))
         except ExitEarlyError as exit_early:

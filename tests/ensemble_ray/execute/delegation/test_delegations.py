@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,8 +21,13 @@ from ensemble_ray import (
     TokenUsage,
     tool,
 )
+from ensemble_ray.errors import StaleEpochError
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.facts.effects import ToolIntended
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.plan.plan import HierarchyRules
+from ensemble_ray.ports import Persistence
+from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.tools.call import BATCH_LIMIT_S
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
@@ -264,3 +270,21 @@ async def test_places_are_shared_by_those_who_wait() -> None:
     bench = together(member_of("A", "B"), member_of("B", "A"), max_depth=3)  # type: ignore[arg-type]
     results = await asyncio.wait_for(asyncio.gather(done_by(bench, "a"), done_by(bench, "b")), 60)
     assert [result.status for result in results] == ["completed", "completed"]
+
+
+async def test_task_ends_when_the_intent_of_a_call_is_refused_while_another_call_waits() -> None:
+    """S-DUR-3, S-DEL-12: the refused call holds no place that the delegated work needs to end."""
+
+    class Refusing(MemoryJournal):
+        async def append(
+            self, facts: Sequence[Fact], *, epoch: int = 0, until: Persistence = Persistence.QUEUED
+        ) -> None:
+            if any(isinstance(fact.data, ToolIntended) for fact in facts):
+                raise StaleEpochError("run", facts[0].instance, 0, 10)
+            await super().append(facts, epoch=epoch, until=until)
+
+    asking = member("A", [ask("B"), call("look_up", number=1)], tools=[look_up], allow_delegation=True, max_concurrency=1)
+    other = member("B", ask("A"), "enough", allow_delegation=True, max_concurrency=1)
+    bench = together(asking, other, journal=Refusing("run"), max_depth=2)
+    result = await asyncio.wait_for(done_by(bench, "a"), 60)
+    assert isinstance(result.error, StaleEpochError)
