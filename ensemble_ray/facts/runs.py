@@ -183,12 +183,16 @@ class ExitRecorded(FactData):
         return cls(reason=read_reason(data), **texts, rest=rest or None, absent=absent)
 
 
+def read_instant(value: object) -> float | None:
+    """Return the Unix time, s, of a text in ISO 8601; None: it is none."""
+    try:
+        return datetime.fromisoformat(as_text(value)).timestamp()
+    except ValueError:
+        return None
+
+
 def read_output(data: Mapping[str, object]) -> RecordedOutput:
     """Return the fields of an output's JSON data, each validated, because records may be damaged."""
-    try:
-        completed_at = datetime.fromisoformat(as_text(data.get("completed_at"))).timestamp()
-    except ValueError:
-        completed_at = None
     try:
         duration_s = _DURATION.validate_python(data.get("duration")).total_seconds()
     except ValueError:
@@ -200,7 +204,7 @@ def read_output(data: Mapping[str, object]) -> RecordedOutput:
         parsed_output=data.get("parsed_output"),
         output_type=as_text(data.get("output_type")),
         metrics=as_mapping(data.get("metrics")),
-        completed_at=completed_at,
+        completed_at=read_instant(data.get("completed_at")),
         duration_s=duration_s,
         tool_call_count=as_count(data.get("tool_call_count")),
     )

@@ -277,7 +277,10 @@ class FlowDrawer:
             )
             for step in sorted(steps, key=lambda each: each.started_at or 0)
         ]
-        graph = ran_flow(shown, plan, workflow=header.workflow or "")
+        count = (header.items or {}).get("count")
+        graph = ran_flow(
+            shown, plan, workflow=header.workflow or "", item_count=count if isinstance(count, int) else None
+        )
         return FlowSchema.model_validate(flow_data(graph, self._place(graph)))
 
     def _place(self, graph: Flow) -> Layout:

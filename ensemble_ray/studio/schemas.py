@@ -320,6 +320,15 @@ class BudgetSchema(StudioSchema):
     end_reason: str | None = None  # in words
 
 
+class ItemRetry(StudioSchema):
+    """How to repeat the failed items of a map-reduce (S-STU-245)."""
+
+    action: Literal["resume", "fork", "run"]  # `run`: a new run over these items
+    step: str | None = None  # from which a fork repeats
+    command: Text  # with `INDICES` for the positions of the items, or `DEAD_LETTERS` for a file that is not recorded
+    is_shell: bool  # else Python of the program that started the run
+
+
 class RunDetailSchema(RunRow):
     """Answer to `GET api/studio/runs/ID`."""
 
@@ -337,6 +346,7 @@ class RunDetailSchema(RunRow):
     is_live: bool = False  # the run can change by itself
     problem: Text | None = None  # why the record cannot be read to the end
     resume_advice: Text | None = None  # of an interrupted run
+    item_retry: ItemRetry | None = None  # of a map-reduce with failed items that does not run
 
 
 class ComparedSide(StudioSchema):

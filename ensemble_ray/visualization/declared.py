@@ -288,7 +288,7 @@ def _ranks(dag: DagModel, back: set[tuple[str, str]]) -> Mapping[str, int]:
 
 
 _NAMELESS = "<lambda>"
-_TITLES = {"map": "items", "reduce": "groups", "final-reduce": "the last group", "direct": "all items at once"}
+LEVEL_TITLES = {"map": "items", "reduce": "groups", "final-reduce": "the last group", "direct": "all items at once"}
 
 
 def map_reduce_flow(definition: MapDefinition) -> Flow:
@@ -311,7 +311,7 @@ def _side(definition: MapDefinition, side: str, kind: str, *, count: int | None 
     task: Task | None = getattr(factory, "task", None)
     role = "" if task is None or task.agent is None else task.agent.role
     name = callable_name(factory)
-    title = task.description if task is not None else _TITLES[kind] if name == _NAMELESS else name
+    title = task.description if task is not None else LEVEL_TITLES[kind] if name == _NAMELESS else name
     return FlowNode(
         id=kind, kind=kind, title=title_of(title), agent=title_of(role), badges=tree_badges(kind, None), count=count
     )
@@ -326,7 +326,7 @@ def tally_flow(levels: Sequence[LevelTally]) -> Flow:
             FlowNode(
                 id=f"level:{tally.level}",
                 kind=tally.node_type,
-                title=_TITLES.get(tally.node_type, tally.node_type),
+                title=LEVEL_TITLES.get(tally.node_type, tally.node_type),
                 level=tally.level,
                 rank=tally.level,
                 counts={status: count for status, count in counts.items() if count},

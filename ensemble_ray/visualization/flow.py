@@ -223,9 +223,10 @@ def _move(places: Mapping[str, Rect], routes: Sequence[Route], labels: Sequence[
 
 
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
-GroupKind = Literal["phase", "loop", "graph", "map-level", "manager"]
+GroupKind = Literal["phase", "loop", "graph", "manager"]
 
 _WIDTH, _HEIGHT = 208.0, 72.0  # px
+_FOLDED_HEIGHT = 104.0  # of a node for several tasks, which shows their progress
 _LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0  # width of a letter, longest label in letters, height
 
 
@@ -283,7 +284,15 @@ class Flow:
 
 def place_flow(flow: Flow) -> Layout:
     return lay_out(
-        [Box(id=node.id, width=_WIDTH, height=_HEIGHT, frame=node.group) for node in flow.nodes],
+        [
+            Box(
+                id=node.id,
+                width=_WIDTH,
+                height=_HEIGHT if node.shown_count is None else _FOLDED_HEIGHT,
+                frame=node.group,
+            )
+            for node in flow.nodes
+        ],
         [
             EdgeLine(
                 source=edge.source,
@@ -363,6 +372,8 @@ _MOST_OF_LEVELS = (40, 20, 10, 5, 1)  # nodes of one level that are shown indivi
 _MAX_NODES, _MAX_EDGES = 1000, 600  # a layout with so many edges takes up to 0.3 s
 _BANDS = (4, 16, 64, 256, 1024, 4096, 16384, 65536)  # levels that become one node if a graph is still too large
 _SHORTEST_PREFIX = 8  # shortest common prefix that replaces titles
+#: Kinds of tasks in the tree of a map-reduce, in their order within a level. A level is always one node.
+TREE_KINDS = ("map", "reduce", "final-reduce", "direct")
 
 
 def fold_flow(flow: Flow) -> Flow:
@@ -376,15 +387,20 @@ def fold_flow(flow: Flow) -> Flow:
 
 
 def _fold(flow: Flow, most: int, width: int) -> Flow:
-    """Merge the nodes of each place with more than `most` nodes. A place is `width` levels; 0: one kind of a level."""
+    """Merge the nodes of each place with more than `most` nodes. A place is `width` levels; 0: one kind of a level.
+
+    The nodes of a map-reduce are merged in any case.
+    """
     places: dict[Hashable, list[FlowNode]] = {}
     for node in flow.nodes:  # the end of a graph stays
         kind, rank = (node.kind == "end", node.rank // width) if width else (node.kind, node.rank)
+        if node.kind in TREE_KINDS and not width:  # a skipped reduce has no rank of its own
+            rank = node.level or 0
         places.setdefault((node.group, kind, rank), []).append(node)
     nodes: list[FlowNode] = []
     new_ids: dict[str, str] = {}
     for found in places.values():
-        if len(found) <= most:
+        if len(found) <= (1 if found[0].kind in TREE_KINDS else most):
             nodes += found
             continue
         one = _merge(found)
@@ -400,20 +416,23 @@ def _fold(flow: Flow, most: int, width: int) -> Flow:
     )
 
 
+def shared_title(titles: Sequence[str]) -> str | None:
+    """Return the common beginning of titles; None: it is too short."""
+    shared = commonprefix(titles)  # noqa: RUF071  titles are no paths
+    if all(title == shared for title in titles):
+        return shared
+    return f"{shared.rstrip()}…" if len(shared) >= _SHORTEST_PREFIX else None
+
+
 def _merge(nodes: Sequence[FlowNode]) -> FlowNode:
     first = nodes[0]
     kinds = {node.kind for node in nodes}
     agents = {node.agent for node in nodes}
     statuses = Counter(node.status for node in nodes if node.status is not None)
-    title, shared = first.title, commonprefix([node.title for node in nodes])  # noqa: RUF071  titles are no paths
-    if len(shared) < _SHORTEST_PREFIX:
-        title = f"{title}, and {len(nodes) - 1} more"
-    elif shared != title:
-        title = f"{shared.rstrip()}…"
     return FlowNode(
         id=f"{first.id}..{nodes[-1].id}",
         kind=first.kind if len(kinds) == 1 else "task",
-        title=title,
+        title=shared_title([node.title for node in nodes]) or f"{first.title}, and {len(nodes) - 1} more",
         agent=first.agent if len(agents) == 1 else f"{len(agents)} agents",
         level=first.level,
         rank=first.rank,

@@ -4,7 +4,7 @@
    is the frame itself. Of many executions the first and last ones are shown, and one node replaces the others.
 2. Dependencies of the plan are edges inside a frame; in a sequential one each step precedes the next.
 3. Each step of a graph is connected with the newest earlier step whose state has an edge to its state.
-4. Without a plan, the levels of a map-reduce are frames, each connected with the next.
+4. Without a plan, each level of a map-reduce is a node, connected with the next.
 """
 
 from __future__ import annotations
@@ -16,8 +16,18 @@ from itertools import pairwise
 
 from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit, Plan
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
-from ensemble_ray.visualization.declared import title_of, tree_badges
-from ensemble_ray.visualization.flow import EdgeKind, Flow, FlowEdge, FlowGroup, FlowNode, GroupKind, fold_flow
+from ensemble_ray.visualization.declared import LEVEL_TITLES, title_of, tree_badges
+from ensemble_ray.visualization.flow import (
+    TREE_KINDS,
+    EdgeKind,
+    Flow,
+    FlowEdge,
+    FlowGroup,
+    FlowNode,
+    GroupKind,
+    fold_flow,
+    shared_title,
+)
 
 _CONTAINERS = frozenset({"loop", "iteration", "phase", "attempt", "graph", "state", "fork"})
 _NOT_BEGUN = frozenset({"pending", "ready"})
@@ -27,9 +37,18 @@ _SEQUENTIAL = "sequential"
 _EXECUTION_WORDS: Mapping[GroupKind, str] = {"loop": "iteration", "phase": "attempt", "graph": "step"}
 
 
-def ran_flow(steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: str = "") -> Flow:
-    leaves = [step for step in steps if step.kind not in _CONTAINERS and step.status not in _NOT_BEGUN]
-    maker = _Maker(_Rules(plan, workflow))
+def ran_flow(
+    steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: str = "", item_count: int | None = None
+) -> Flow:
+    """Return the graph of a run. `item_count` is the number of items of a map-reduce without a plan, if known."""
+    rules = _Rules(plan, workflow)
+    leaves = [
+        step
+        for step in steps
+        if step.kind not in _CONTAINERS
+        and (step.status not in _NOT_BEGUN or (step.kind in TREE_KINDS and not rules.has_plan))
+    ]
+    maker = _Maker(rules, item_count)
     root = _Scope(path="")
     for step in leaves:
         maker.insert(step, root)
@@ -91,6 +110,7 @@ class _Unit:
 @dataclass(slots=True)
 class _Maker:
     rules: _Rules
+    item_count: int | None = None
     nodes: list[FlowNode] = field(default_factory=list[FlowNode])
     edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
     groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
@@ -155,16 +175,22 @@ class _Maker:
             self.edges.append(FlowEdge(source=step.id, target=worker.id, kind="delegation"))
 
     def _add_levels(self, steps: Sequence[FlowNode]) -> list[str]:
-        """Add map-reduce levels (rule 4)."""
-        levels: dict[int, list[FlowNode]] = {}
+        """Add a node for each level of a map-reduce (rule 4)."""
+        places: dict[tuple[int, int], list[FlowNode]] = {}
+        is_direct = any(step.kind == "direct" for step in steps)  # then no item is mapped
         for step in steps:
-            levels.setdefault(step.level or 0, []).append(step)
+            if step.kind in TREE_KINDS and not (is_direct and step.kind == "map"):
+                places.setdefault((step.level or 0, TREE_KINDS.index(step.kind)), []).append(step)
         names: list[str] = []
-        for level, found in sorted(levels.items()):
-            names.append(f"level:{level}")
-            self.groups.append(FlowGroup(id=names[-1], kind="map-level", title=f"LEVEL {level}"))
-            for step in found:
-                self._add_step(step, names[-1], rank=level)
+        for (level, _), found in sorted(places.items(), key=lambda place: place[0]):
+            first = found[0]
+            total = max(len(found), self.item_count or 0) if first.kind == "map" else len(found)
+            if total == 1:
+                self._add_step(first, None, rank=level)
+                names.append(first.id)
+            else:
+                self.nodes.append(_level_node(found, total))
+                names.append(self.nodes[-1].id)
         self.edges += [FlowEdge(source=source, target=target) for source, target in pairwise(names)]
         return names
 
@@ -248,6 +274,29 @@ class _Maker:
             chosen.update([max(before)] if before else [])
             self.edges += [FlowEdge(source=source, target=name, fired=True) for _, source in sorted(chosen)]
             newest[state] = number, name
+
+
+def _level_node(steps: Sequence[FlowNode], total: int) -> FlowNode:
+    """Return the node of a level. Its id is the same while the level grows."""
+    first = steps[0]
+    titles = [
+        title_of(step.title) for step in steps if step.title != node_key(step.id)
+    ]  # a task has its text at its end
+    agents = {step.agent for step in steps if step.agent}
+    counts = Counter(step.status or "" for step in steps)
+    if total > len(steps):
+        counts["pending"] += total - len(steps)
+    return FlowNode(
+        id=f"level:{first.level}:{first.kind}",
+        kind=first.kind,
+        title=(shared_title(titles) if len(titles) > 1 else None) or LEVEL_TITLES[first.kind],
+        agent=f"{len(agents)} agents" if len(agents) > 1 else title_of("".join(agents)),
+        level=first.level,
+        rank=first.level or 0,
+        counts=counts,
+        count=total,
+        badges=tree_badges(first.kind, first.level),
+    )
 
 
 def _ends(entry: EdgeEntry | ForkEntry | JoinEntry) -> list[tuple[str, str]]:

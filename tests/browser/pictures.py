@@ -31,6 +31,7 @@ def _record(home: Path) -> None:
 
     run("harbour-review", recorded.drafting_loop(1.0))
     recorded.mapped(240, 0.5, at_once=24).run(runtime=inline, run_id="kettle-reviews")
+    recorded.letters(400, 0.3).run(runtime=inline, run_id="damaged-letters")
     run("ticket-4711", recorded.routing_graph())
     run("storm-story", recorded.failing_team(2.0))
     kill_run(home, "invoice-0923")
@@ -116,6 +117,7 @@ def main(folder: Path, names: Collection[str] = ()) -> None:
             ("timeline", "/runs/market-letter-44/timeline", "light"),
             ("step", "/runs/storm-story/steps?step=story%230", "light"),
             ("map-reduce", "/runs/kettle-reviews/timeline", "dark"),
+            ("items", "/runs/damaged-letters/items", "light"),
             ("reviews", "/reviews", "light"),
             ("budget", "/runs/market-letter-44/budget", "light"),
             ("compare", "/compare?a=market-letter-44&b=market-letter-45&step=edit%230", "light"),

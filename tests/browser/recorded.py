@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
@@ -16,6 +17,7 @@ from ensemble_ray import (
     GraphEdge,
     GraphRoutingContext,
     Loop,
+    MapEnsemble,
     MapReduceEnsemble,
     Review,
     RunOptions,
@@ -28,11 +30,13 @@ from tests.builders import answer, call
 
 __all__ = [
     "HOSTILE",
+    "Reading",
     "blocked_team",
     "doubtful_team",
     "drafting_loop",
     "failing_team",
     "hostile_team",
+    "letters",
     "mapped",
     "report_team",
     "reviewed_team",
@@ -319,3 +323,37 @@ def mapped(items: int, pace_s: float = 0.0, *, at_once: int | None = None) -> Ma
 
 #: What a caller says of a run that is looked at.
 TAGS = RunOptions(tags={"team": "energy", "issue": "2026-11"})
+
+
+class Reading:
+    """Item 7 takes longest, items 20, 40 and 60 time out, and later items need more tokens."""
+
+    def __init__(self, count: int, pace_s: float = 0.0) -> None:
+        self._pace_s = pace_s
+        self._others = count - 1
+        self._done = asyncio.Event()
+
+    async def __call__(self, call: ScriptedCall) -> object:
+        """Answer; item 7 after all others."""
+        number = int(re.findall(r"letter (\d+)", call.text)[0])
+        if number == 7:
+            await self._done.wait()
+            await asyncio.sleep(0.4)
+            return answer("A complaint.", 107, 5)
+        await asyncio.sleep(0.002 * (number % 5) + self._pace_s * (0.4 + number * 37 % 101 / 101) ** 4)
+        self._others -= 1
+        if not self._others:
+            self._done.set()
+        if number and number % 20 == 0:
+            raise TimeoutError("the endpoint did not answer")
+        return answer("A complaint.", 100 + number, 5)
+
+
+def letters(count: int, pace_s: float = 0.0) -> MapEnsemble:
+    """A map over letters, of which each 20th fails and is left out."""
+    reader = Agent(role="Reader", goal="Read letters", llm=ScriptedModel(otherwise=Reading(count, pace_s)))
+
+    def read(item: int) -> Task:
+        return Task(description=f"Say what letter {item} is about", expected_output="A line", agent=reader)
+
+    return MapEnsemble(items=list(range(count)), map_task=read, on_item_error="collect", retry=None)

@@ -148,13 +148,13 @@ async def test_a_loop_is_shown_as_declared_and_as_it_ran(page: Page, runs: Runs)
 
 
 async def test_levels_of_thousands_are_folded_to_counts(page: Page, runs: Runs) -> None:
-    """S-STU-112: a level of 2,000 is one node, which leads to its steps."""
+    """S-STU-112: a level of 2,000 is one node, which opens to its items."""
     await page.goto(runs.at("/runs/many/flow?as=ran"))
     node = page.locator(".node", has_text="\u00d72,000")
     await expect(node).to_contain_text("2,000 completed")
     assert await page.locator(".node").count() < 100
     await node.click()
-    await expect(page.get_by_role("status").filter(has_text="2,000 of")).to_be_visible()
+    await expect(page.get_by_role("status").filter(has_text="2,000 items")).to_be_visible()
 
 
 async def test_thousands_of_steps_are_a_window_of_rows(page: Page, runs: Runs) -> None:

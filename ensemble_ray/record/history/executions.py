@@ -237,6 +237,8 @@ class ExecutionTree:
         parent = execution.parent
         if parent is not None:
             if not parent.is_unit:
+                if parent.started_at is None and execution.started_at is not None:
+                    parent.begin(execution.started_at)  # an item of several tasks
                 parent.touch(execution.changed)
             elif (
                 execution.status != "running"

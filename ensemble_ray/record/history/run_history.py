@@ -31,6 +31,7 @@ from ensemble_ray.facts.runs import (
     RunEnded,
     RunResumed,
     StimulusRecorded,
+    read_instant,
 )
 from ensemble_ray.plan.plan import MANAGER_KEY, Node, Unit
 from ensemble_ray.record.head import RunHead
@@ -348,7 +349,7 @@ class RunHistory:
         output = fact.data.read()
         execution.agent = execution.agent or output.agent_role
         if execution.started_at is None:
-            execution.begin(output.completed_at or 0.0)
+            execution.begin((output.completed_at or 0.0) - (output.duration_s or 0.0))
         execution.end("completed", output.completed_at or execution.started_at or 0.0)
         self._found.append(changes.ExecutionEnded(execution, "completed", fact, output=output))
 
@@ -362,6 +363,8 @@ class RunHistory:
         failure = fact.data
         trace = as_mapping(failure.trace)
         execution.agent = execution.agent or as_text(trace.get("agent_role"))
+        if execution.started_at is None and (at := read_instant(trace.get("started_at"))) is not None:
+            execution.begin(at)  # no model call of it is recorded
         error = f"{failure.error_type}: {failure.message}" if failure.message else failure.error_type
         execution.end("failed", fact.at, error)
         reason, metrics = failure.message or failure.error_type, as_mapping(trace.get("metrics"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from pathlib import PurePath
 
 from ensemble_ray.facts import runs
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.history import RunHistory
+from ensemble_ray.record.map_reduce_fold import fails_on_item
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, Gate, ends_of, fold_gates, obstacle_at
 from ensemble_ray.record.stores import RecordedRun, resume_advice
 from ensemble_ray.record.totals import PAID, UsageTally
@@ -161,6 +164,27 @@ class RunTotals:
         )
 
 
+_MAP_COMMAND = "ensemble_ray.cli.map_team:recorded_map"  # place of the runs that `ensemble-ray map` starts
+_OF_ITEMS = frozenset({"items", "limit", "delimiter", "encoding", "retry_dead", "dead_letters", "output"})
+_FORK = "ensemble_ray.fork({!r}, {!r}, ensemble)"
+_NEW_RUN = """items = [items[index] for index in INDICES]
+ensemble.replace(items=items, results=None, dead_letters=None).run()"""
+
+
+def _map_command(options: Mapping[str, str]) -> str:
+    """Return the command that maps the dead letters of a run of `ensemble-ray map`; empty: it wrote none."""
+    if "dead_letters" not in options:
+        return ""
+    words = ["ensemble-ray", "map", "--retry-dead", options["dead_letters"]]
+    for name, value in options.items():
+        if name not in _OF_ITEMS:
+            words += [f"--{name.replace('_', '-')}", *([] if value == "True" else [value])]
+    if "output" in options:
+        rows = PurePath(options["output"])
+        words += ["--output", str(rows.with_stem(f"{rows.stem}-retried"))]
+    return shlex.join(words)
+
+
 class RunView:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -233,7 +257,30 @@ class RunView:
             is_live=state.is_active or state is RunState.WAITING,
             problem=problem,
             resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
+            item_retry=None if state.is_active else self._item_retry(summary.run_id),
         )
+
+    def _item_retry(self, run_id: str) -> schemas.ItemRetry | None:
+        """A resume repeats failed items only if the first one ends the run; items that were left out stay so (S-MR-163)."""
+        states = self.steps.history.executions.values()
+        failed = next((state.id for state in states if state.kind == "map" and state.status == "failed"), None)
+        if failed is None:
+            return None
+        head = self.totals.head
+        place, key = head.source.place, node_key(failed)
+        if not head.is_dynamic:
+            command = f"ensemble-ray fork {run_id} --from {shlex.quote(key)}" if place else _FORK.format(run_id, key)
+            return schemas.ItemRetry(action="fork", step=key, command=command, is_shell=bool(place))
+        if fails_on_item(head.header):
+            command = resume_advice(run_id, place)
+            return schemas.ItemRetry(action="resume", command=command, is_shell=bool(place))
+        if place == _MAP_COMMAND:
+            command = _map_command(head.source.overrides)
+            return schemas.ItemRetry(action="run", command=command, is_shell=True) if command else None
+        if place.lower().endswith((".yaml", ".yml")):
+            command = shlex.join(["ensemble-ray", "map", "--retry-dead", "DEAD_LETTERS", "--ensemble", place])
+            return schemas.ItemRetry(action="run", command=command, is_shell=True)
+        return schemas.ItemRetry(action="run", command=_NEW_RUN, is_shell=False)
 
     def _error(self, first_failed: str | None) -> schemas.RunError | None:
         if not (errors := self.totals.head.errors):

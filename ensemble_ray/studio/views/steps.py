@@ -167,13 +167,15 @@ class ShownStep:
 
     def _end(self, change: history.ExecutionEnded) -> None:
         self.cost = cost_of(change.metrics) or self.cost
-        output = change.output
-        if output is None:
-            return
-        self._begun_calls = None
-        self.output_digest = sha256(output.raw.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        output, failure = change.output, change.fact.data
+        text = "" if output is None else output.task_description
+        if isinstance(failure, FailureRecorded):
+            text = as_text(as_mapping(failure.trace).get("task_description"))
         if self.execution.node is None or not self.title or self.title == self.execution.node:
-            self.title = title_of(output.task_description) or self.title
+            self.title = title_of(text) or self.title
+        if output is not None:
+            self._begun_calls = None
+            self.output_digest = sha256(output.raw.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def _make_row(self) -> StepSchema:
         step = self.execution

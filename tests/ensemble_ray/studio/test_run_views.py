@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ensemble_ray import Ensemble, InlineRuntime, Task, afork
-from ensemble_ray.errors import RecordError
+from ensemble_ray import Ensemble, InlineRuntime, MapEnsemble, MapReduceEnsemble, Task, afork
+from ensemble_ray.cli.map_team import map_team
+from ensemble_ray.errors import EnsembleError, RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RecordedRun
 from ensemble_ray.studio.reading import RunListing, RunViews, StudioReader
+from ensemble_ray.studio.schemas import ItemRetry
 from ensemble_ray.studio.views.run_view import RunView
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 
 from .stored_runs import Anybody, numbered
@@ -110,3 +114,104 @@ def test_a_view_goes_on_behind_a_damaged_fact() -> None:
     assert view.cursor == facts[damaged].seq
     view.apply(facts[damaged + 1 :])
     assert view.steps.history.executions["a#0"].status == "completed"
+
+
+def moody(call: ScriptedCall) -> str:
+    """Fail for every item with a 3."""
+    if "item 3" in call.text:
+        raise TimeoutError("too slow")
+    return "Read."
+
+
+_MODEL = ScriptedModel(otherwise=moody)
+
+
+def read(item: str) -> Task:
+    return Task.of(f"Read {item}")
+
+
+async def retry_after(home: Path, team: MapEnsemble | MapReduceEnsemble) -> ItemRetry | None:
+    """Run a team with an item that fails; give how to repeat that item."""
+    with contextlib.suppress(EnsembleError):
+        await team.arun(runtime=InlineRuntime(home=home), run_id="items")
+    store = SqliteStore(home)
+    summary = await store.summary("items")
+    assert summary is not None
+    view = RunView("items")
+    view.apply(await store.facts("items"))
+    return view.detail(summary, at=0.0, can_decide=False).item_retry
+
+
+async def test_items_that_were_left_out_are_repeated_by_a_new_run(tmp_path: Path) -> None:
+    """S-STU-245: the run is completed, so that neither a resume nor a fork repeats them."""
+    items = [f"item {number}" for number in range(5)]
+    team = MapEnsemble(items=items, map_task=read, llm=_MODEL, retry=None)
+    found = await retry_after(tmp_path, team.replace(on_item_error="collect"))
+    assert found is not None
+    assert (found.action, found.is_shell) == ("run", False)
+    assert "ensemble.replace(items=items" in found.command
+    again: dict[str, Any] = {"ensemble": team.replace(llm=ScriptedModel(otherwise="Late.")), "items": items}
+    code = (
+        found.command.replace("INDICES", "[3]")
+        .replace("ensemble.", "output = ensemble.")
+        .replace(".run()", ".run(runtime='inline')")
+    )
+    await asyncio.to_thread(exec, code, again)
+    assert [output.text for output in again["output"].task_outputs] == ["Late."]
+    assert await retry_after(tmp_path / "fine", team.replace(llm=ScriptedModel(otherwise="Read."))) is None
+
+
+async def test_an_item_that_ended_its_run_is_repeated_by_a_resume(tmp_path: Path) -> None:
+    """S-STU-245, S-MR-163."""
+    team = MapEnsemble(items=["item 1", "item 3"], map_task=read, llm=_MODEL, retry=None, on_item_error="fail")
+    found = await retry_after(tmp_path, team)
+    assert found is not None
+    assert (found.action, found.is_shell) == ("resume", False)
+    assert found.command.startswith("ensemble_ray.resume('items', ensemble)")
+
+
+async def test_items_with_a_plan_are_repeated_by_a_fork(tmp_path: Path) -> None:
+    """S-STU-245: from the first failed one; a fork repeats all tasks without an output."""
+    team = MapReduceEnsemble(
+        items=["item 1", "item 3"],
+        map_task=read,
+        reduce_task=lambda group: Task(description="Join", expected_output="x", context=group),
+        llm=_MODEL,
+        retry=None,
+        parallel_error_strategy="continue_on_error",
+    )
+    found = await retry_after(tmp_path, team)
+    assert found is not None
+    assert (found.action, found.step, found.command) == (
+        "fork",
+        "task-2",
+        "ensemble_ray.fork('items', 'task-2', ensemble)",
+    )
+
+
+async def test_items_of_a_command_are_repeated_by_a_command(tmp_path: Path) -> None:
+    """S-STU-245: with the recorded options and the dead letters; rows go to a new file."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "item {number}"}}\n' for number in (1, 3)))
+    options: dict[str, object] = {
+        "items": str(rows),
+        "prompt": "Read {text}",
+        "output": str(tmp_path / "out.jsonl"),
+        "columns": "raw",
+    }
+    with_letters = {**options, "dead_letters": str(tmp_path / "dead.jsonl")}
+
+    async def retry_of(name: str, chosen: dict[str, object]) -> ItemRetry | None:
+        made = map_team(chosen)
+        team = made.replace(map_task=lambda row: read(row["text"]), llm=_MODEL, retry=None)
+        return await retry_after(tmp_path / name, team.with_source(made.source))
+
+    found = await retry_of("a", with_letters)
+    assert found is not None
+    assert found.is_shell
+    assert found.command == (
+        f"ensemble-ray map --retry-dead {tmp_path}/dead.jsonl --prompt 'Read {{text}}' --columns raw "
+        f"--output {tmp_path}/out-retried.jsonl"
+    )
+    (tmp_path / "out.jsonl").unlink()
+    assert await retry_of("b", options) is None

@@ -187,6 +187,25 @@ def test_items_of_a_dynamic_run_are_steps_with_levels() -> None:
     ]
 
 
+def test_a_failed_item_has_the_title_and_the_start_of_its_trace() -> None:
+    """S-STU-244: no model call of it is recorded, and no plan has its text."""
+    head = fact("plan", "run", 100.0, plan={}, items={"kind": "list", "count": 2}, workflow="map", agents=[])
+    trace = {"task_description": "Read item 1", "agent_role": "Reader", "started_at": "1970-01-01T00:01:42Z"}
+    failed = fact("task_failed", "map-1#0", 105.0, error_type="BoomError", message="no", stack_trace=None, trace=trace)
+    found = row_of(folded(head, fact("items", "run", 101.0, first=0, digests=["a", "b"]), failed), "map-1#0")
+    assert (found.title, found.agent) == ("Read item 1", "Reader")
+    assert (found.started_at, found.ended_at) == (102_000, 105_000)
+
+
+def test_an_item_of_several_tasks_runs_when_the_first_of_them_does() -> None:
+    """S-STU-244."""
+    head = fact("plan", "run", 100.0, plan={}, items={"kind": "list", "count": 1}, workflow="map", agents=[])
+    pulled = fact("items", "run", 101.0, first=0, digests=["a"])
+    view = folded(head, pulled, model("map-0#0/loop:refine#0/draft#0", 0, 103.0))
+    found = row_of(view, "map-0#0")
+    assert (found.status, found.started_at) == ("running", row_of(view, "map-0#0/loop:refine#0/draft#0").started_at)
+
+
 async def test_work_that_was_handed_on_belongs_to_who_asked(tmp_path: Path) -> None:
     """S-STU-14: with the worker's role and the question; what was refused is no step, what failed failed."""
     await Counted().peers().arun(runtime=InlineRuntime(home=tmp_path), run_id="asks")

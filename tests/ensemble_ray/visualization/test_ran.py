@@ -166,19 +166,48 @@ def test_work_that_was_handed_on_stands_behind_who_asked() -> None:
     assert _ways(flow) == {("manager#0", worker.id, "delegation")}
 
 
-def test_levels_of_a_map_reduce_are_frames_where_no_plan_says_more() -> None:
-    """S-VIZ-84."""
+def test_levels_of_a_map_reduce_are_nodes_when_no_plan_says_more() -> None:
+    """S-VIZ-84, S-STU-240."""
     team = MapReduceEnsemble(
         items=["a", "b", "c"],
-        map_task=lambda item: task(f"Map {item}", handler=_done),
+        map_task=lambda item: task(f"Map item {item}", handler=_done),
         reduce_task=lambda chunk: task("Reduce", context=chunk, handler=_done),
         chunk_size=2,
     )
     flow = ran_flow(trace_steps(team.run(runtime="inline").trace))
-    assert [group.title for group in flow.groups] == ["LEVEL 0", "LEVEL 1", "LEVEL 2"]
-    assert [group.kind for group in flow.groups] == ["map-level"] * 3
-    assert [node.kind for node in flow.nodes] == ["map"] * 3 + ["reduce"] * 2 + ["final-reduce"]
-    assert _ways(flow) == {("level:0", "level:1", "dependency"), ("level:1", "level:2", "dependency")}
+    assert flow.groups == ()
+    assert [(node.kind, node.title, node.shown_count) for node in flow.nodes] == [
+        ("map", "Map item…", 3),
+        ("reduce", "Reduce", 2),
+        ("final-reduce", "Reduce", None),
+    ]
+    maps, reduces, last = (node.id for node in flow.nodes)
+    assert _ways(flow) == {(maps, reduces, "dependency"), (reduces, last, "dependency")}
+
+
+def _item(number: int, status: str, title: str = "") -> FlowNode:
+    key = f"map-{number}"
+    return FlowNode(id=f"{key}#0", kind="map", title=title or key, agent="Reader", status=status, level=0)
+
+
+def test_a_level_has_the_same_node_while_it_grows() -> None:
+    """S-STU-240: with the items that were not read yet; its title comes from the tasks that have a text."""
+    begun = [_item(0, "running"), _item(1, "pending")]
+    later = [_item(0, "completed", "Summarise report 1"), _item(1, "failed", "Summarise report 2"), _item(2, "running")]
+    (first,), (second,) = (ran_flow(steps, item_count=5, workflow="map").nodes for steps in (begun, later))
+    assert first.id == second.id
+    assert (first.title, first.counts) == ("items", {"running": 1, "pending": 4})
+    assert (second.title, second.counts) == (
+        "Summarise report…",
+        {"completed": 1, "failed": 1, "running": 1, "pending": 2},
+    )
+
+
+def test_items_that_one_task_handles_together_are_no_node() -> None:
+    """S-STU-240."""
+    direct = FlowNode(id="direct#0", kind="direct", title="All at once", status="completed", level=0)
+    flow = ran_flow([_item(0, "skipped"), direct], item_count=3)
+    assert [node.id for node in flow.nodes] == ["direct#0"]
 
 
 def test_failed_tasks_are_told_and_those_that_did_not_begin_are_left_out() -> None:

@@ -3,7 +3,7 @@
 /** @typedef {import("./types.js").Route} Route */
 
 /** Tabs of a run, in their order. */
-export const TABS = ["flow", "timeline", "steps", "budget", "actors"];
+export const TABS = ["flow", "timeline", "steps", "items", "budget", "actors"];
 
 /**
  * Read an address; what it does not know is the list of runs.

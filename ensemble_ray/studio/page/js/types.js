@@ -73,7 +73,9 @@
  * @property {boolean} is_live
  * @property {string|null} problem
  * @property {string|null} [resume_advice]
+ * @property {ItemRetry|null} [item_retry]
  */
+/** @typedef {{action: "resume"|"fork"|"run", step: string|null, command: string, is_shell: boolean}} ItemRetry */
 /** @typedef {RunRow & RunExtra} RunDetail */
 
 /**

@@ -1,6 +1,6 @@
 // A run as the page holds it: its steps by id, their tree, and what changes while it goes on.
 
-import { isFileRun } from "../source/folder.js";
+import { isFileRun } from "../source/file.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").RunDetail} RunDetail */

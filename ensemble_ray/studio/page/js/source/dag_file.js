@@ -1,5 +1,7 @@
 // A graph that was written to a file before any run (`.dag.json`), as a run in which nothing began. Pure.
 
+import { isOfTree } from "../model/items.js";
+
 /** @typedef {import("./file.js").RunFile} RunFile */
 /** @typedef {import("../types.js").Flow} Flow */
 /** @typedef {import("../types.js").FlowNode} FlowNode */
@@ -7,7 +9,7 @@
 /** @typedef {import("../types.js").RunDetail} RunDetail */
 /** @typedef {Record<string, unknown>} Fields */
 
-const [WIDTH, HEIGHT, ACROSS, DOWN] = [208, 72, 72, 34];
+const [WIDTH, HEIGHT, FOLDED_HEIGHT, ACROSS, DOWN] = [208, 72, 104, 72, 34];
 
 /** @param {unknown} value */
 const text = (value) => (typeof value === "string" ? value : "");
@@ -44,6 +46,32 @@ function badgesOf(node) {
 }
 
 /**
+ * Tasks that are one node: those of a level of a map-reduce, or a single one.
+ * @param {Fields[]} tasks
+ */
+function foldLevels(tasks) {
+  /** @type {Map<string, Fields[]>} */
+  const places = new Map();
+  for (const task of tasks) {
+    const kind = text(task.node_type);
+    const place = isOfTree({ kind }) ? `${kind} ${number(task.map_reduce_level)}` : String(places.size);
+    const found = places.get(place);
+    if (found) found.push(task);
+    else places.set(place, [task]);
+  }
+  return [...places.values()];
+}
+
+/** @param {string[]} titles */
+function sharedTitle(titles) {
+  const [first = "", ...rest] = titles;
+  let length = first.length;
+  for (const title of rest) while (!title.startsWith(first.slice(0, length))) length -= 1;
+  if (titles.every((title) => title === first)) return first;
+  return length >= 8 ? `${first.slice(0, length).trimEnd()}…` : `${first}, and ${rest.length} more`;
+}
+
+/**
  * @param {Fields} dag
  * @returns {Flow}
  */
@@ -52,15 +80,21 @@ export function dagFlow(dag) {
   const isGraph = dag.mode === "graph";
   /** @type {Map<number, number>} */
   const filled = new Map();
-  const nodes = tasks.map((task, at) => {
+  /** @type {Map<string, FlowNode>} */
+  const byId = new Map();
+  const nodes = foldLevels(tasks).map((members, at) => {
+    const task = /** @type {Fields} */ (members[0]);
+    const count = members.length > 1 ? members.length : null;
     const level = isGraph ? at : (number(task.parallel_group) ?? 0);
     const place = isGraph ? 0 : (filled.get(level) ?? 0);
     filled.set(level, place + 1);
     const [x, y] = isGraph ? [ACROSS, level * (HEIGHT + 2 * DOWN)] : [level * (WIDTH + ACROSS), place * (HEIGHT + DOWN)];
-    return /** @type {FlowNode} */ ({ id: text(task.id), x: x + 24, y: y + 24, w: WIDTH, h: HEIGHT, kind: text(task.node_type) || "task", title: text(task.description), agent: text(task.agent_role), level, critical: task.on_critical_path === true, group: null, steps: [], count: null, counts: null, badges: badgesOf(task) });
+    /** @type {FlowNode} */
+    const node = { id: text(task.id), x: x + 24, y: y + 24, w: WIDTH, h: count ? FOLDED_HEIGHT : HEIGHT, kind: text(task.node_type) || "task", title: sharedTitle(members.map((one) => text(one.description))), agent: text(task.agent_role), level, critical: members.some((one) => one.on_critical_path === true), group: null, steps: [], count, counts: count ? {} : null, badges: badgesOf(task) };
+    for (const one of members) byId.set(text(one.id), node);
+    return node;
   });
-  const byId = new Map(nodes.map((node) => [node.id, node]));
-  const edges = isGraph ? list(dag.graph_edges).map((edge) => stateEdge(edge, byId)) : tasks.flatMap((task) => (Array.isArray(task.depends_on) ? task.depends_on : []).map((from) => taskEdge(text(from), text(task.id), byId, dag)));
+  const edges = isGraph ? list(dag.graph_edges).map((edge) => stateEdge(edge, byId)) : taskEdges(tasks, byId, dag);
   return {
     width: Math.max(1, ...nodes.map((node) => node.x + node.w)) + 40, height: Math.max(1, ...nodes.map((node) => node.y + node.h)) + 24,
     nodes, edges: edges.filter((edge) => edge !== null), groups: [], mode: isGraph ? "graph" : "dag", critical_path: (Array.isArray(dag.critical_path) ? dag.critical_path : []).map(text),
@@ -68,18 +102,26 @@ export function dagFlow(dag) {
 }
 
 /**
- * @param {string} from
- * @param {string} to
+ * @param {Fields[]} tasks
  * @param {Map<string, FlowNode>} byId
  * @param {Fields} dag
- * @returns {FlowEdge|null}
+ * @returns {FlowEdge[]}
  */
-function taskEdge(from, to, byId, dag) {
-  const [a, b] = [byId.get(from), byId.get(to)];
-  if (!a || !b) return null;
+function taskEdges(tasks, byId, dag) {
   const path = Array.isArray(dag.critical_path) ? dag.critical_path : [];
-  const at = path.indexOf(from);
-  return { from, to, points: [[a.x + a.w, a.y + a.h / 2], [b.x, b.y + b.h / 2]], kind: "dependency", label: null, critical: at >= 0 && path[at + 1] === to, fired: null };
+  /** @type {Map<string, FlowEdge>} */
+  const found = new Map();
+  for (const task of tasks) {
+    for (const before of Array.isArray(task.depends_on) ? task.depends_on : []) {
+      const [a, b] = [byId.get(text(before)), byId.get(text(task.id))];
+      if (!a || !b || a === b) continue;
+      const at = path.indexOf(before);
+      const edge = found.get(`${a.id} ${b.id}`) ?? { from: a.id, to: b.id, points: [[a.x + a.w, a.y + a.h / 2], [b.x, b.y + b.h / 2]], kind: "dependency", label: null, critical: false, fired: null };
+      edge.critical ||= at >= 0 && path[at + 1] === task.id;
+      found.set(`${a.id} ${b.id}`, edge);
+    }
+  }
+  return [...found.values()];
 }
 
 /**

@@ -21,6 +21,14 @@
  * @property {Actors|null} actors
  */
 
+/** Begins the id of a run that is a file of the server's folder: no other id has a colon. */
+export const FILE_PREFIX = "file:";
+
+/** @param {string} run */
+export function isFileRun(run) {
+  return run.startsWith(FILE_PREFIX);
+}
+
 /** @returns {RunFile|null} */
 export function embeddedRun() {
   const data = document.getElementById("run-data");

@@ -1,27 +1,16 @@
 // Files of the server's folder as runs (S-VIZ-70): the run `file:NAME` is what the file NAME holds; all others are the server's.
 
 import { readFile } from "./dropped.js";
-import { fileSource } from "./file.js";
+import { FILE_PREFIX, fileSource, isFileRun } from "./file.js";
 
 /** @typedef {import("../types.js").Source} Source */
-
-/** No run's id has a colon. */
-const PREFIX = "file:";
 
 /**
  * The run that stands for a file of the folder.
  * @param {string} name
  */
 export function fileRun(name) {
-  return PREFIX + name;
-}
-
-/**
- * Whether a run is a file of the folder.
- * @param {string} run
- */
-export function isFileRun(run) {
-  return run.startsWith(PREFIX);
+  return FILE_PREFIX + name;
 }
 
 /**
@@ -35,7 +24,7 @@ export function withFolder(server) {
 
   /** @param {string} id */
   async function open(id) {
-    const name = id.slice(PREFIX.length);
+    const name = id.slice(FILE_PREFIX.length);
     const file = readFile(name, await server.file(name));
     opened = { id, source: fileSource({ ...file, run: { ...file.run, run_id: id, is_live: false, forks: [], forked_from: null } }) };
     return opened.source;

@@ -2,6 +2,7 @@
 
 import { dagFlow, plainRun } from "./dag_file.js";
 import { withoutDetail } from "./file.js";
+import { tallyLevels } from "../model/items.js";
 
 /** @typedef {import("./file.js").RunFile} RunFile */
 /** @typedef {import("../types.js").Step} Step */
@@ -107,9 +108,11 @@ export function traceFile(name, trace) {
     tokens: known(metrics.total_tokens), counts: { completed: details.length }, inputs: fields(trace.inputs), error: errors[0] ? { class: text(errors[0].error_type), message: text(errors[0].message), first_failed_step: null } : null,
   });
   const flow = dagFlow({ tasks: tops.map(({ detail }, at) => ({ id: String(at), description: detail.title, agent_role: detail.agent, parallel_group: detail.level ?? at, map_reduce_level: detail.level, node_type: detail.kind === "task" ? null : detail.kind })) });
-  flow.nodes.forEach((node, at) => {
-    node.steps = [String(at)];
-  });
+  const levels = tallyLevels(details);
+  for (const node of flow.nodes) {
+    node.steps = node.count === null ? [node.id] : null;
+    node.counts = node.count === null ? null : levels.get(`${node.level} ${node.kind}`) ?? {};
+  }
   const columns = Math.max(1, Math.ceil(Math.sqrt(flow.nodes.length)));
   if (flow.nodes.every((node) => node.badges[0]?.startsWith("L"))) {
     flow.nodes.forEach((node, at) => Object.assign(node, { x: 24 + (at % columns) * 250, y: 24 + Math.floor(at / columns) * 106, badges: [] }));

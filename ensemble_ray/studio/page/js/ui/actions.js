@@ -3,7 +3,7 @@
 import { fill, h, icon } from "../dom.js";
 import { countOf } from "../format.js";
 import { formatRoute } from "../router.js";
-import { line, messageOf, openDialog, textBlock, toast } from "./parts.js";
+import { copyText, line, messageOf, openDialog, textBlock, toast } from "./parts.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").RunPreview} RunPreview */
@@ -135,6 +135,44 @@ export async function forkRun(app, model, spec) {
   });
   if (spec) await look();
   else from.focus();
+}
+
+const RETRIES = {
+  resume: "Resume the run: it repeats the failed items and does the rest. Recorded results are reused.",
+  fork: "Fork the run: the new run repeats the failed items and the steps that depend on them. All other results are reused from the record.",
+  run: "Start a new run over these items: a resume does not repeat items that were left out.",
+};
+
+/**
+ * Show how to repeat failed items of a map-reduce, and offer to do it where the page may.
+ * @param {App} app
+ * @param {RunModel} model
+ * @param {import("../model/items.js").Item[]} failed
+ */
+export function retryItems(app, model, failed) {
+  const retry = model.run.item_retry;
+  if (!retry) return;
+  const command = retry.command.replace("INDICES", `[${failed.map((item) => item.number).sort((a, b) => a - b).join(", ")}]`);
+  const { action, step } = retry;
+  const act = action === "resume" ? () => resumeRun(app, model) : () => forkRun(app, model, step);
+  const isOffered = action !== "run" && retry.is_shell && !model.isFile && app.info.actions.includes(action);
+  const dialog = openDialog({
+    title: `Retry ${countOf(failed.length, "failed item")}`,
+    body: [
+      h("p", {}, RETRIES[action], action !== "run" && model.run.counts.failed !== failed.length ? " This repeats all failed items of the run, not only those that are listed here." : ""),
+      h("p", { class: "muted" }, !retry.is_shell ? "In the program that started the run:" : command.includes("DEAD_LETTERS") ? "In a shell. DEAD_LETTERS is the file to which the team writes its failed items:" : "In a shell:"),
+      textBlock(command, { label: "Command" }),
+      h("details", { class: "preview" }, h("summary", {}, icon("failed"), countOf(failed.length, "item")),
+        h("ul", {}, failed.slice(0, NAMED).map((item) => h("li", {}, h("code", {}, `#${item.number}`), " ", line(item.title, "", 80), " ", line(item.error, "muted", 120))), failed.length > NAMED && h("li", { class: "muted" }, `and ${failed.length - NAMED} more`))),
+    ],
+    buttons: [
+      h("button", { class: "button", type: "button", onclick: () => void copyText(command) }, icon("copy"), "Copy"),
+      ...(isOffered ? [h("button", { class: "button primary", type: "button", onclick: () => {
+        dialog.close();
+        void act();
+      } }, icon(action === "resume" ? "play" : "fork"), action === "resume" ? "Resume…" : "Fork…")] : []),
+    ],
+  });
 }
 
 /**

@@ -9,7 +9,7 @@ import { openDialog } from "./parts.js";
 const HELP = [
   ["Everywhere", [["?", "this help"], ["/", "search"], ["r", "runs"], ["v", "reviews"], ["a", "actors"], ["Esc", "close what is open, leave a field"]]],
   ["Lists", [["j k", "next and previous"], ["Enter", "open"], ["← →", "fold and unfold (steps)"]]],
-  ["A run", [["1 … 5", "flow, timeline, steps, budget, actors"], ["e", "first error"], ["j k", "next and previous step"]]],
+  ["A run", [["1 … 6", "the tabs from left to right"], ["e", "first error"], ["j k", "next and previous step"]]],
   ["Flow", [["+ −", "larger, smaller"], ["0", "all of it"], ["← ↑ ↓ →", "move"]]],
   ["Timeline", [["+ −", "zoom"], ["0", "all of it"], ["← →", "move"], ["f", "follow the latest"]]],
   ["Reviews", [["j k", "next and previous"], ["y", "approve"], ["d", "edit"], ["x", "end the run"]]],

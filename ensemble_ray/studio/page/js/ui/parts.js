@@ -24,14 +24,25 @@ export function statusMark(status) {
 }
 
 /**
- * How many steps there are of each state, as a bar and in words.
+ * How many steps there are of each state, as a bar.
  * @param {Record<string, number>} counts
  */
+export function progressBar(counts) {
+  return h("span", { class: "progress", "aria-hidden": "true" }, ORDER.filter((status) => counts[status]).map((status) => h("i", { class: `is-${statusTone(status)}`, vars: { "--n": String(counts[status]) } })));
+}
+
+/**
+ * The same in words.
+ * @param {Record<string, number>} counts
+ */
+export function progressWords(counts) {
+  return ORDER.filter((status) => counts[status]).map((status) => `${formatCount(counts[status])} ${statusWord(status)}`).join(", ");
+}
+
+/** @param {Record<string, number>} counts */
 export function progress(counts) {
-  const all = ORDER.filter((status) => counts[status]);
-  const words = all.map((status) => `${formatCount(counts[status])} ${statusWord(status)}`).join(", ");
-  const bar = h("span", { class: "progress", "aria-hidden": "true" }, all.map((status) => h("i", { class: `is-${statusTone(status)}`, vars: { "--n": String(counts[status]) } })));
-  return h("span", { class: "row", title: words }, bar, h("span", {}, words || "none"));
+  const words = progressWords(counts);
+  return h("span", { class: "row", title: words }, progressBar(counts), h("span", {}, words || "none"));
 }
 
 /**

@@ -52,3 +52,13 @@ export function rowList({ box, height, make, onMove }) {
     close: () => watcher.disconnect(),
   };
 }
+
+/**
+ * Keys that move in a list.
+ * @param {(by: number) => void} move
+ * @param {number} length
+ * @returns {Record<string, () => void>}
+ */
+export function moveKeys(move, length) {
+  return { ArrowDown: () => move(1), ArrowUp: () => move(-1), PageDown: () => move(15), PageUp: () => move(-15), Home: () => move(-length), End: () => move(length) };
+}

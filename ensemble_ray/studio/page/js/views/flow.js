@@ -1,10 +1,11 @@
 // The graph of a run: places from the server, states from the steps. Edges are SVG, nodes are buttons.
 
 import { fill, h, icon, s } from "../dom.js";
-import { formatCount, formatDuration, formatShort, roleClass, statusTone, statusWord } from "../format.js";
+import { countOf, formatCount, formatDuration, formatShort, roleClass, statusTone, statusWord } from "../format.js";
+import { isOfTree, tallyLevels } from "../model/items.js";
 import { durationOf, tokensOf } from "../model/run.js";
 import { oneLine, visible } from "../text.js";
-import { agentName, failureState, progress, segmented, statusMark } from "../ui/parts.js";
+import { agentName, emptyState, failureState, progressBar, progressWords, segmented, statusMark } from "../ui/parts.js";
 import { panZoom } from "../ui/panzoom.js";
 import { runSelector } from "../ui/series.js";
 
@@ -81,7 +82,11 @@ export function flowTab(app, model, route) {
   /** @type {Flow|null} */
   let flow = null;
   let asked = 0;
-  let size = -1;
+  let isLoading = false;
+  let places = -1;
+  /** Steps of each level of a map-reduce, as of `tallied`. @type {Map<string, Record<string, number>>} */
+  let tally = new Map();
+  let tallied = -1;
   /** @type {Map<string, HTMLElement>} */
   const cards = new Map();
   /** @type {[FlowEdge, SVGPathElement][]} */
@@ -104,25 +109,43 @@ export function flowTab(app, model, route) {
   async function load() {
     asked += 1;
     const mine = asked;
+    const needed = placeCount();
+    isLoading = true;
     try {
       const found = await app.source.flow(model.run.run_id, as);
       if (mine !== asked) return;
       const isFirst = flow === null;
       const isOther = isFirst || flow?.width !== found.width || flow?.height !== found.height;
       flow = found;
-      size = model.steps.size;
+      [places, tallied, isLoading] = [needed, -1, false];
       build(found);
       if (isOther) view.fit();
       draw();
     } catch (error) {
-      if (mine === asked) fill(canvas, failureState(error, () => void load()));
+      if (mine !== asked) return;
+      [places, isLoading] = [needed, false];
+      fill(canvas, failureState(error, () => void load()));
     }
+  }
+
+  /** Nodes that the steps need: a level of a map-reduce is one, and in the graph as it ran each other step. */
+  function placeCount() {
+    /** @type {Set<string>} */
+    const found = new Set();
+    for (const step of model.steps.values()) {
+      if (as === "ran" && step.status === "pending") continue;
+      const top = step.parent === null ? step : model.steps.get(step.id.slice(0, step.id.indexOf("/"))) ?? step;
+      const place = isOfTree(top) ? `${top.level} ${top.kind}` : as === "ran" ? step.id : "";
+      found.add(top === step && found.has(place) ? `several of ${place}` : place);
+    }
+    return found.size;
   }
 
   /** @param {Flow} now */
   function build(now) {
     cards.clear();
     lines.length = 0;
+    if (!now.nodes.length) return fill(canvas, emptyState({ title: "No task has started", text: "Tasks appear when they start." }));
     const picture = s("svg", { class: "edges", width: now.width, height: now.height, "aria-hidden": "true" });
     const tips = ["edge", "critical", "faint"].map((name) => s("marker", { id: `tip-${name}`, class: `tip ${name}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, s("path", { d: "M0.500 0.500 7.500 4 0.500 7.500z" })));
     picture.append(s("defs", {}, tips));
@@ -167,8 +190,24 @@ export function flowTab(app, model, route) {
     const steps = stepsOf(node);
     const step = steps.find((one) => one.status === "failed") ?? steps.at(-1);
     if (step) app.go({ params: { step: step.id } });
-    else if (node.count) app.go({ tab: "steps", params: { level: node.level === null ? null : String(node.level), step: null } });
+    else if (node.count && model.steps.size) app.go({ tab: isLevel(node) ? "items" : "steps", params: { level: node.level === null ? null : String(node.level), step: null } });
     else app.announce("This step has not started");
+  }
+
+  /** @param {FlowNode} node */
+  function isLevel(node) {
+    return node.count !== null && isOfTree(node);
+  }
+
+  /**
+   * Statuses of the steps of a folded node: as the page knows them, which follows the run; a file has only some of the steps.
+   * @param {FlowNode} node
+   */
+  function countsOf(node) {
+    const now = isLevel(node) && !model.isFile ? tally.get(`${node.level} ${node.kind}`) : undefined;
+    if (!now) return node.counts;
+    const missing = (node.count ?? 0) - Object.values(now).reduce((sum, one) => sum + one, 0);
+    return missing > 0 ? { ...now, pending: (now.pending ?? 0) + missing } : now;
   }
 
   /**
@@ -181,10 +220,10 @@ export function flowTab(app, model, route) {
 
   function draw() {
     if (!flow) return;
-    if (as === "ran" && model.steps.size !== size) {
-      size = model.steps.size;
-      void load();
-      return;
+    if (tallied !== model.version) {
+      tallied = model.version;
+      tally = tallyLevels(model.steps.values());
+      if (!isLoading && placeCount() !== places) return void load();
     }
     const now = Date.now();
     for (const node of flow.nodes) drawNode(node, now);
@@ -200,8 +239,10 @@ export function flowTab(app, model, route) {
     /** @type {Record<string, number>} */
     const counts = {};
     for (const step of steps) counts[step.status] = (counts[step.status] ?? 0) + 1;
-    const totals = node.counts ?? counts;
-    const status = loudest(totals);
+    const totals = countsOf(node) ?? counts;
+    const all = Object.values(totals).reduce((sum, one) => sum + one, 0);
+    const ended = all - (totals.pending ?? 0) - (totals.running ?? 0) - (totals.waiting ?? 0);
+    const status = node.count !== null && model.run.is_live && ended > 0 && ended < all ? "running" : loudest(totals);
     const last = steps.at(-1);
     const spent = last ? durationOf(last, now) : null;
     const tokens = steps.reduce((sum, step) => sum + (tokensOf(step) ?? 0), 0);
@@ -214,19 +255,28 @@ export function flowTab(app, model, route) {
     card.classList.toggle("is-pending", status === "pending");
     card.classList.toggle("critical", node.critical);
     card.setAttribute("aria-pressed", String(isChosen));
-    const words = [node.title, node.agent, statusWord(status), node.critical ? "on the critical path" : "", node.count ? `${node.count} steps` : ""].filter(Boolean);
+    const words = [node.title, node.agent, statusWord(status), node.critical ? "on the critical path" : "", node.count ? `${countOf(Math.max(node.count, all), "step")}: ${progressWords(totals)}` : ""].filter(Boolean);
     card.setAttribute("aria-label", words.map((word) => oneLine(word, 100)).join(", "));
     card.title = visible(node.title.slice(0, 400));
     const folded = node.count !== null && node.count > 1;
     if (node.kind === "end") return fill(card, h("bdi", { class: "node-title" }, oneLine(node.title, 40)));
+    if (folded) {
+      const failed = totals.failed ?? 0;
+      return fill(card,
+        h("span", { class: "node-top whole" }, statusMark(status), h("span", { class: "grow" }), h("span", { class: "badge" }, [...node.badges, `×${formatCount(Math.max(node.count ?? 0, all))}`].join(" "))),
+        h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 120)),
+        h("span", { class: "node-foot whole" }, progressBar(totals)),
+        h("span", { class: "node-foot", title: progressWords(totals) },
+          failed > 0 && h("strong", { class: "num bad" }, `${formatCount(failed)} failed`),
+          h("span", { class: "row clip" }, ended < all && all > 0 ? `${formatCount(ended)} of ${formatCount(all)} ended` : progressWords({ ...totals, failed: 0 }))));
+    }
     fill(card,
       h("span", { class: "node-top" }, statusMark(status), h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 120))),
       h("span", { class: "node-foot" },
-        folded ? progress(totals) : node.agent ? h("span", { class: "row clip" }, h("span", { class: "dot" }), h("bdi", { class: "clip" }, oneLine(node.agent, 40))) : null,
-        !folded && spent !== null && h("span", { class: "num", title: tokens ? `${formatShort(tokens)} tokens` : null }, formatDuration(spent)),
+        node.agent ? h("span", { class: "row clip" }, h("span", { class: "dot" }), h("bdi", { class: "clip" }, oneLine(node.agent, 40))) : null,
+        spent !== null && h("span", { class: "num", title: tokens ? `${formatShort(tokens)} tokens` : null }, formatDuration(spent)),
         h("span", { class: "grow" }),
-        folded && h("span", { class: "badge" }, `×${formatCount(node.count)}`),
-        !folded && steps.length > 1 && h("span", { class: "badge", title: `Executed ${steps.length} times` }, `×${steps.length}`),
+        steps.length > 1 && h("span", { class: "badge", title: `Executed ${steps.length} times` }, `×${steps.length}`),
         node.badges.map((badge) => h("span", { class: badge === "CP" ? "badge critical" : "badge", title: badge === "CP" ? "On the critical path" : null }, badge))));
   }
 

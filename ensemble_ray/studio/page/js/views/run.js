@@ -10,6 +10,7 @@ import { cancelRun, exportRun, forkRun, resumeRun } from "../ui/actions.js";
 import { actorsTab } from "./actors.js";
 import { budgetTab } from "./budget.js";
 import { flowTab } from "./flow.js";
+import { hasItems, itemsTab } from "./items.js";
 import { stepPanel } from "./step.js";
 import { stepsTab } from "./steps.js";
 import { timelineTab } from "./timeline.js";
@@ -27,9 +28,9 @@ import { timelineTab } from "./timeline.js";
  * @property {Record<string, (event: KeyboardEvent) => void>} [keys]
  */
 
-const WORDS = /** @type {Record<string, string>} */ ({ flow: "Flow", timeline: "Timeline", steps: "Steps", budget: "Budget", actors: "Actors" });
+const WORDS = /** @type {Record<string, string>} */ ({ flow: "Flow", timeline: "Timeline", steps: "Steps", items: "Items", budget: "Budget", actors: "Actors" });
 /** @type {Record<string, (app: App, model: RunModel, route: Route) => Tab>} */
-const MAKE = { flow: flowTab, timeline: timelineTab, steps: stepsTab, budget: budgetTab, actors: actorsTab };
+const MAKE = { flow: flowTab, timeline: timelineTab, steps: stepsTab, items: itemsTab, budget: budgetTab, actors: actorsTab };
 
 /**
  * @param {App} app
@@ -54,7 +55,7 @@ export async function runView(app, first) {
   /** @type {Record<string, (event: KeyboardEvent) => void>} */
   const keys = {};
 
-  const shownTabs = TABS.filter((name) => name !== "actors" || (app.info.has_actors && (app.source.isFile || !model.isFile)));
+  const shownTabs = TABS.filter((name) => (name !== "actors" || (app.info.has_actors && (app.source.isFile || !model.isFile))) && (name !== "items" || hasItems(model)));
   for (const name of shownTabs) {
     tabs.append(h("button", { role: "tab", type: "button", id: `tab-${name}`, "data-tab": name, onclick: () => app.go({ tab: name }) }, WORDS[name]));
   }

@@ -5,7 +5,7 @@ import { countOf, formatCost, formatDuration, formatShort, formatCount, statusWo
 import { durationOf, tokensOf, treeOf } from "../model/run.js";
 import { oneLine } from "../text.js";
 import { agentName, emptyState, line, statusMark } from "../ui/parts.js";
-import { rowList } from "../ui/rows.js";
+import { moveKeys, rowList } from "../ui/rows.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").Route} Route */
@@ -136,7 +136,7 @@ export function stepsTab(app, model, route) {
     const row = shown[at];
     /** @type {Record<string, () => void>} */
     const moves = {
-      ArrowDown: () => move(1), ArrowUp: () => move(-1), PageDown: () => move(15), PageUp: () => move(-15), Home: () => move(-shown.length), End: () => move(shown.length),
+      ...moveKeys(move, shown.length),
       ArrowLeft: () => {
         if (row?.children && !folded.has(row.step.id)) fold(row.step.id);
         else for (let up = at - 1; row && up >= 0; up -= 1) if ((shown[up]?.depth ?? 0) < row.depth) return move(up - at);
