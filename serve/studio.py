@@ -31,7 +31,8 @@ _LASTING_S = 2.0
 #: Interval of complete lists, s, because the endpoint deletes its oldest runs.
 _WHOLE_S = 60.0
 _NOT_HERE = (
-    "Behind an endpoint runs are neither resumed nor forked from the page: ensemble-ray resume, ensemble-ray fork"
+    "Behind an endpoint runs are not resumed, forked or deleted from the page: ensemble-ray resume, ensemble-ray fork, "
+    "ensemble-ray delete"
 )
 
 
@@ -153,6 +154,9 @@ class _EndpointActions:
             await self._service().cancel(run_id)
         except Refusal as refusal:
             raise _as_studio(refusal) from refusal
+
+    async def delete(self, run_id: str) -> None:
+        await self.resume(run_id)
 
     async def preview_resume(self, run_id: str) -> RunPreview:
         del run_id

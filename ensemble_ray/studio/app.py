@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import tempfile
 import time
@@ -14,7 +15,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Literal, cast, get_args
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -35,7 +36,7 @@ from ensemble_ray.studio import http_server, schemas
 from ensemble_ray.studio.documents import FOLDER, FilesFolder, FlowView, in_script, single_file
 from ensemble_ray.studio.local_actions import StudioActions
 from ensemble_ray.studio.processes import RunProcesses
-from ensemble_ray.studio.reading import RunSearch, StudioReader
+from ensemble_ray.studio.reading import GroupKey, RunSearch, SortKey, StudioReader
 from ensemble_ray.studio.views.steps import cut_detail, text_of
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
@@ -48,7 +49,7 @@ class Studio:
     title: str
     guard: http_server.Guard = field(default_factory=http_server.LocalGuard)
     actions: StudioActions | None = None  # None: read only
-    offers: tuple[schemas.Action, ...] = ("cancel", "resume", "fork", "decide")
+    offers: tuple[schemas.Action, ...] = ("cancel", "resume", "fork", "decide", "delete")
     read_only_reason: str | None = None
     processes: RunProcesses | None = None
     live: Callable[[str], LiveEvents | None] | None = None  # live events of a run of this process
@@ -172,7 +173,10 @@ async def _stream(
             except http_server.StudioRefusal:
                 return  # the next request with that key gets the reason
             admitted_at = time.monotonic()
-        look = await bridge(studio.reader.look(run_id, visitor, after=after, stamp=stamp))
+        try:
+            look = await bridge(studio.reader.look(run_id, visitor, after=after, stamp=stamp))
+        except http_server.StudioRefusal:
+            return  # the run was deleted
         stamp = look.stamp
         if look.changes is not None:
             after = look.changes.cursor
@@ -228,6 +232,16 @@ async def post_cancel(run_id: str, studio: StudioDependency, request: Request) -
     actions, _ = await _actions(studio, request, Right.RUN, run_id)
     await bridge(actions.cancel(run_id))
     return answer(schemas.AcceptedAction(run_id=run_id), HTTPStatus.ACCEPTED)
+
+
+@router.delete("/runs/{run_id}")
+async def delete_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    actions, _ = await _actions(studio, request, Right.RUN, run_id)
+    try:
+        await bridge(actions.delete(run_id))
+    finally:
+        studio.reader.evict(run_id)
+    return answer(schemas.AcceptedAction(run_id=run_id))
 
 
 @router.post("/runs/{run_id}/resume")
@@ -433,7 +447,9 @@ async def _folder(studio: Studio, request: Request) -> FilesFolder:
 
 
 _Short = Annotated[str, Query(max_length=1000)]
+_Sort = Annotated[str, Query(pattern=f"^-?({'|'.join(get_args(SortKey))})$")]  # descending with `-`
 _MILLIS_DIGITS = 11
+_DATE_CHARACTERS, _DAY_S = 10, 86_400
 _LONG_BYTES = 1_048_576
 
 
@@ -452,6 +468,10 @@ async def get_runs(
     ensemble: _Short = "",
     tag: _Short = "",
     since: _Short = "",
+    until: _Short = "",
+    sort: _Sort = "-started",
+    group: GroupKey | None = None,
+    within: _Short | None = None,
     cursor: _Short = "",
     limit: int = 50,
 ) -> Response:
@@ -461,7 +481,12 @@ async def get_runs(
         statuses=frozenset(each.strip() for each in status.split(",") if each.strip()),
         ensemble=ensemble.strip(),
         tag=tag.strip(),
-        since=_instant(since),
+        since=_instant("since", since, 0.0),
+        until=_instant("until", until, math.inf, is_end=True),
+        sort=cast("SortKey", sort.removeprefix("-")),
+        is_descending=sort.startswith("-"),
+        group=group,
+        within=within,
     )
     return answer(await bridge(studio.reader.runs(search, visitor, cursor=cursor, limit=limit)))
 
@@ -529,18 +554,20 @@ async def _get_processes(studio: Studio, request: Request, run_id: str | None) -
     return answer(await bridge(studio.processes.actors(visitor, run_id)))
 
 
-def _instant(text: str) -> float:
-    """Parse ms of Unix time, or a date; 0: the text is empty."""
-    if not text.strip():
-        return 0.0
+def _instant(name: str, text: str, default: float, *, is_end: bool = False) -> float:
+    """Parse ms of Unix time, or a date in UTC: its begin, or its end. An empty text is the default."""
+    text = text.strip()
+    if not text:
+        return default
     try:
-        if text.strip().isdecimal() and len(text.strip()) >= _MILLIS_DIGITS:
+        if text.isdecimal() and len(text) >= _MILLIS_DIGITS:
             return int(text) / 1000
-        found = datetime.fromisoformat(text.strip())
+        found = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        text = "since: neither ms of Unix time nor a date such as 2026-01-31"
-        raise http_server.StudioRefusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        message = f"{name}: neither ms of Unix time nor a date such as 2026-01-31"
+        raise http_server.StudioRefusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", message) from None
+    instant = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return instant + _DAY_S if is_end and len(text) <= _DATE_CHARACTERS else instant
 
 
 _TYPES = {

@@ -137,12 +137,23 @@ class LocalActions:
     """Implements `StudioActions` for one place."""
 
     def __init__(self, address: StoreAddress) -> None:
+        self._address = address
         self._store = store_at(address)
         self._views = RunViews(self._store)
         self._processes = OwnProcesses(address)
 
     async def cancel(self, run_id: str) -> None:
         await request_end(self._store, await self._views.summary(run_id))
+
+    async def delete(self, run_id: str) -> None:
+        run = await self._views.summary(run_id)
+        if run.state.is_active:
+            text = (
+                f"Run '{run_id}' is running, and its record is not removed. End it first: ensemble-ray cancel {run_id}"
+            )
+            raise StudioRefusal(HTTPStatus.CONFLICT, "RUN_ACTIVE", text)
+        await self._store.delete(run_id)
+        await threads.run((Path(self._address.home) / "studio" / f"{run_id}.log").unlink, missing_ok=True)
 
     async def preview_resume(self, run_id: str) -> RunPreview:
         seen = await self._views.see(run_id)
@@ -217,8 +228,15 @@ class LocalActions:
         seen = await self._views.see(run_id)
         for gate in seen.view.totals.gates:
             if gate.gate_id == gate_id:
-                name = seen.view.totals.head.name
-                return review_of(gate, ensemble=name, at=time.time(), is_owned=False, can_decide=False)
+                totals = seen.view.totals
+                return review_of(
+                    gate,
+                    ensemble=totals.head.name,
+                    subject=totals.subject,
+                    at=time.time(),
+                    is_owned=False,
+                    can_decide=False,
+                )
         raise not_found("gate", gate_id)
 
     @staticmethod
@@ -250,6 +268,10 @@ class StudioActions(Protocol):
 
     async def cancel(self, run_id: str) -> None:
         """Request the end of a run. A ValidationError: it has ended."""
+        ...
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the record of a run that is not active. A StudioRefusal or RunExistsError: it is."""
         ...
 
     async def preview_resume(self, run_id: str) -> RunPreview:

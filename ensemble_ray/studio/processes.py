@@ -25,7 +25,7 @@ from ensemble_ray.process.private_files import FoundCluster, find_cluster
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.studio.http_server import ANYBODY, Visitor
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.schemas import Actors, ProcessTask
+from ensemble_ray.studio.schemas import Actors, NodeActors, ProcessRun, ProcessTask
 from ensemble_ray.studio.views.actors_view import ActorsQuestion, RunAndOwner, actors_of
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.metrics import ClusterDescription, load_cluster
@@ -89,12 +89,35 @@ class RunProcesses:
         told = actors_of(described, owned, asked)
         if failures and not visitor.sees_cluster:
             failures = [_UNASKED]
+        nodes = await self._name_runs(told.nodes, visitor)
         notes = [told.note or "", *failures]
         if not found:
             notes.append(_NO_CLUSTER if told.nodes else _NOTHING)
         if not visitor.sees_cluster:
             notes.append(_OTHERS)
-        return told.model_copy(update={"note": " ".join(each for each in notes if each) or None})
+        return told.model_copy(update={"nodes": nodes, "note": " ".join(each for each in notes if each) or None})
+
+    async def _name_runs(self, nodes: Sequence[NodeActors], visitor: Visitor) -> list[NodeActors]:
+        """Add the names and subjects of the recorded runs."""
+        ids = [run.run_id for node in nodes for process in node.processes for run in process.runs]
+        rows = await self._reader.rows_of(ids, visitor)
+
+        def name(run: ProcessRun) -> ProcessRun:
+            row = rows.get(run.run_id)
+            change = {} if row is None else {"ensemble": row.ensemble, "subject": row.subject}
+            return run.model_copy(update=change)
+
+        return [
+            node.model_copy(
+                update={
+                    "processes": [
+                        process.model_copy(update={"runs": [name(run) for run in process.runs]})
+                        for process in node.processes
+                    ]
+                }
+            )
+            for node in nodes
+        ]
 
     async def _get_owned(self, run: RecordedRun, visitor: Visitor) -> RunAndOwner:
         pid, host = run.owner_process or (None, "somewhere")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import re
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
+from typing import Literal, NamedTuple, get_args
 
 from ensemble_ray.definition.run_options import has_tag
 from ensemble_ray.errors import RecordError, ValidationError, message_of
@@ -19,36 +23,70 @@ from ensemble_ray.record.stores import RecordedRun, RunReader
 from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FlowDrawer, FlowView
 from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
-from ensemble_ray.studio.schemas import RunList, RunRow, RunSeries
+from ensemble_ray.studio.schemas import RunGroup, RunList, RunRow, RunSeries
 from ensemble_ray.studio.views.run_view import TOTAL_KINDS, RunTotals, RunView, review_of
 from ensemble_ray.studio.views.steps import compare_steps, detail_of, wire_status
 
 MOST_ROWS, _USUAL_ROWS = 200, 50  # rows of one page: the most, and the default
-_READ_A_PAGE = 200  # a page of a search reads so many records
+_READ_A_PAGE = 200  # a page that needs the contents of records reads so many unknown ones
 _READERS = 8
 _LASTING_S = 1.0
 _SERIES = 40
 _ASKED_FOR_NAMES = 400  # runs whose records are read for the name of their team
-_KEPT = 20_000
+_KEPT = 50_000
+_MOST_GROUPS = 200
+
+SortKey = Literal["started", "state", "name", "duration", "tokens", "cost", "attempts"]
+GroupKey = Literal["team", "tag", "error"]
+#: Values of rows to sort by; None is the last in both orders.
+_NUMBERS: Mapping[SortKey, Callable[[RunRow], float | None]] = {
+    "duration": lambda row: row.duration_ms,
+    "tokens": lambda row: row.estimated_tokens if row.tokens is None else row.tokens,
+    "cost": lambda row: None if row.cost is None else float(row.cost.amount),
+    "attempts": lambda row: row.attempts,
+}
+_STATUSES = get_args(schemas.RunStatus)
+#: Parts of errors that differ between runs: numbers of four digits or more, fractions, ids.
+_PARTICULARS = re.compile(r"\b(?=\w*\d)[0-9a-f]{6,}\b|\d{4,}|\d+\.\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSearch:
-    """A filter of runs. An empty field matches every run."""
+    """A filter of runs, and their order. An empty field matches every run."""
 
-    text: str = ""  # words in the id and the team, else in the summary
+    text: str = ""  # words in the id and the origin, else in the contents of the row
     statuses: frozenset[str] = frozenset()
     ensemble: str = ""  # part of the name of the team
     tag: str = ""  # `name` or `name:value`
     since: float = 0.0  # Unix time, s
+    until: float = math.inf  # Unix time, s, exclusive
+    sort: SortKey = "started"
+    is_descending: bool = True
+    group: GroupKey | None = None
+    within: str | None = None  # a group; None: the groups themselves
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether the order or the groups are in the contents of records."""
+        return self.sort in {"name", *_NUMBERS} or self.group is not None
+
+
+class _Place(NamedTuple):
+    """A place in the order of runs; of a cursor it has no run."""
+
+    value: tuple[float, str] | None
+    at: float
+    run_id: str
+    run: RecordedRun | None = None
 
 
 @dataclass(slots=True)
 class _Row:
     created_at: float
     summary: RecordedRun
-    totals: RunTotals = field(default_factory=RunTotals)
+    totals: RunTotals | None = None  # None: nothing is read, or the row is final
     row: RunRow | None = None
+    is_damaged: bool = False
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)  # concurrent requests fold a long record once
 
 
@@ -68,42 +106,118 @@ class RunListing:
         cursor: str = "",
         limit: int = _USUAL_ROWS,
     ) -> RunList:
-        """Return the next rows after a cursor.
+        """Return the next rows after a cursor, or groups of rows.
 
-        The words are searched in ids and teams first. If no run matches, the search reads records, up to a limit per page.
+        Words are searched in ids and origins first. If no run has them there, they are searched in rows. A page that needs the
+        contents of records reads a limited number of unknown ones; `unread` is the number of the others.
         """
-        summaries = [each for each in await self.summaries() if may_see(each)]
-        after = _position_of(cursor) if cursor else None
-        left = [each for each in summaries if after is None or _position(each) < after]
-        left = [each for each in left if each.created_at.timestamp() >= search.since]
-        left = [each for each in left if not search.statuses or wire_status(each.state) in search.statuses]
-        limit = max(1, min(limit, MOST_ROWS))
+        visible = [each for each in await self.summaries() if may_see(each)]
+        runs = [each for each in visible if search.since <= each.created_at.timestamp() < search.until]
         words = search.text.casefold().split()
-        named = [each for each in left if _has(words, each.run_id, each.origin)]
-        if named and not search.tag and not search.ensemble:
-            return _page(await self.rows(named[:limit]), named[:limit], len(named) > limit, len(summaries))
-        # Tags and team names are only in the records.
-        return await self._find(() if named else words, search, named or left, limit, len(summaries))
+        if named := [each for each in runs if _has(words, each.run_id, each.origin)]:
+            runs, words = named, []
+        has_contents = bool(words or search.tag or search.ensemble)
+        needs_rows = search.is_by_row or has_contents
+        if needs_rows:
+            first = () if search.is_by_row else self._left(search, cursor, runs)
+            await self._read_some([*first, *runs])  # the rows of this page, then those that are counted
+        unread = [each for each in runs if self._row_of(each) is None] if needs_rows else []
+        matching = [each for each in runs if self._matches(each, search, words)] if needs_rows else runs
+        left = self._left(search, cursor, matching if search.is_by_row else runs)
+        known = {each.run_id for each in matching}
+        waiting = {each.run_id for each in unread}
+        found: list[RecordedRun] = []
+        seen = 0
+        for each in left if search.group is None or search.within is not None else ():
+            if len(found) == max(1, min(limit, MOST_ROWS)) or each.run_id in waiting:
+                break
+            seen += 1
+            if each.run_id in known:
+                found.append(each)
+        has_more = seen > 0 and any(each.run_id in known or each.run_id in waiting for each in left[seen:])
+        return RunList(
+            runs=await self.rows(found),
+            next_cursor=self._cursor_at(left[seen - 1], search) if has_more else None,
+            total_known=len(visible),
+            counts=Counter(wire_status(each.state) for each in (matching if has_contents else runs)),
+            unread=len(unread),
+            groups=self._groups(matching, search) if search.group is not None and search.within is None else [],
+        )
 
-    async def _find(
-        self, words: Sequence[str], search: RunSearch, left: Sequence[RecordedRun], limit: int, total: int
-    ) -> RunList:
-        """Return the next rows with these words, and the tag and team of the search."""
-        team = search.ensemble.casefold()
-        found: list[RunRow] = []
-        read = position = 0
-        while position < len(left) and len(found) < limit and read < _READ_A_PAGE:
-            some = left[position : position + _READERS * 4]
-            read += sum(not self._is_known(each) for each in some)
-            for summary, row in zip(some, await self.rows(some), strict=True):
-                position += 1
-                is_tagged = not search.tag or has_tag(row.tags, search.tag, separator=":")
-                is_of_team = team in row.ensemble.casefold()
-                if is_tagged and is_of_team and _has(words, row.run_id, summary.origin, row.ensemble, row.summary):
-                    found.append(row)
-                    if len(found) == limit:
-                        break
-        return _page(found, left[:position], position < len(left), total)
+    def _left(self, search: RunSearch, cursor: str, runs: Iterable[RecordedRun]) -> list[RecordedRun]:
+        """Return the runs with the wanted status in the order of the search, after a cursor."""
+        chosen = [each for each in runs if not search.statuses or wire_status(each.state) in search.statuses]
+        places = [self._place(each, search.sort) for each in chosen]
+        begin = _place_of(cursor, search.sort) if cursor else None
+        if begin is not None:
+            places.append(begin)  # after its own run, since sorting is stable
+        is_newest_first = search.sort != "started" or search.is_descending
+        places.sort(key=lambda place: (place.at, place.run_id), reverse=is_newest_first)
+        valued = [(each.value, each) for each in places if each.value is not None]
+        valued.sort(key=lambda pair: pair[0], reverse=search.is_descending)
+        ordered = [*(each for _, each in valued), *(each for each in places if each.value is None)]
+        after = 0 if begin is None else next(at for at, each in enumerate(ordered) if each is begin) + 1
+        return [each.run for each in ordered[after:] if each.run is not None]
+
+    def _place(self, run: RecordedRun, sort: SortKey) -> _Place:
+        value: tuple[float, str] | None = None
+        row = self._row_of(run)
+        if sort == "state":
+            value = (_STATUSES.index(wire_status(run.state)), "")
+        elif sort == "name" and row is not None:
+            value = (0, row.ensemble.casefold()) if row.ensemble else None
+        elif sort in _NUMBERS and row is not None and (number := _NUMBERS[sort](row)) is not None:
+            value = (number, "")
+        return _Place(value, run.created_at.timestamp(), run.run_id, run)
+
+    def _cursor_at(self, run: RecordedRun, search: RunSearch) -> str:
+        return json.dumps([search.sort, *self._place(run, search.sort)[:3]])
+
+    def _matches(self, run: RecordedRun, search: RunSearch, words: Sequence[str]) -> bool:
+        """Whether a known row has these words, and the tag, the team and the group of the search."""
+        row = self._row_of(run)
+        return (
+            row is not None
+            and (not search.tag or has_tag(row.tags, search.tag, separator=":"))
+            and search.ensemble.casefold() in row.ensemble.casefold()
+            and _has(words, row.run_id, run.origin, row.ensemble, row.summary, row.subject, row.failure)
+            and (search.within is None or search.group is None or search.within in _group_keys(row, search.group))
+        )
+
+    def _groups(self, matching: Iterable[RecordedRun], search: RunSearch) -> list[RunGroup]:
+        """Return the largest groups of known rows with the wanted status."""
+        found: dict[str, list[RecordedRun]] = {}
+        for run in self._left(search, "", matching):
+            if search.group is not None and (row := self._row_of(run)) is not None:
+                for key in _group_keys(row, search.group):
+                    found.setdefault(key, []).append(run)
+        largest = sorted(found.items(), key=lambda item: (not item[0], -len(item[1])))[:_MOST_GROUPS]
+        return [
+            RunGroup(
+                key=key,
+                statuses=Counter(wire_status(each.state) for each in runs),
+                latest_at=round(max(each.created_at.timestamp() for each in runs) * 1000),
+            )
+            for key, runs in largest
+        ]
+
+    def _row_of(self, run: RecordedRun) -> RunRow | None:
+        """Return the cached row of a run. It may be older than the run."""
+        known = self._rows.get(run.run_id)
+        return None if known is None or known.created_at != run.created_at.timestamp() else known.row
+
+    async def _read_some(self, runs: Iterable[RecordedRun]) -> None:
+        """Read the first unknown rows, then those that may have changed."""
+
+        def is_old(run: RecordedRun) -> bool:
+            return (
+                self._row_of(run) is None
+                or run.state.is_active
+                or self._rows[run.run_id].summary.state is not run.state
+            )
+
+        old = {each.run_id: each for each in runs if is_old(each)}
+        await self.rows(sorted(old.values(), key=lambda run: self._row_of(run) is not None)[:_READ_A_PAGE])
 
     async def summaries(self) -> list[RecordedRun]:
         """The list may be up to 1 s old."""
@@ -117,7 +231,7 @@ class RunListing:
         return list(await asyncio.gather(*(self.row(each) for each in summaries)))
 
     async def row(self, summary: RecordedRun) -> RunRow:
-        """If the record cannot be read, the summary of the row contains the error."""
+        """If the record cannot be read, the row contains the error."""
         created = summary.created_at.timestamp()
         known = self._rows.get(summary.run_id)
         if known is None or known.created_at != created:
@@ -129,17 +243,28 @@ class RunListing:
         async with known.reading, self._readers:
             if known.row is not None and self._is_known(summary):
                 return known.row
+            totals = known.totals = known.totals or RunTotals()
+            known.summary, known.is_damaged = summary, False
             try:
-                pages = self._store.read(summary.run_id, after=known.totals.cursor, kinds=TOTAL_KINDS)
+                pages = self._store.read(summary.run_id, after=totals.cursor, kinds=TOTAL_KINDS)
                 async with aclosing(pages):
                     async for page in pages:
                         for fact in page:
-                            known.totals.apply(fact)
+                            totals.apply(fact)
             except RecordError as error:
-                return known.totals.row(summary).model_copy(update={"summary": message_of(error)})
-        row = known.totals.row(summary)
-        known.row = row
-        return row
+                known.is_damaged = True
+                text = message_of(error)
+                known.row = totals.row(summary).model_copy(update={"summary": text, "failure": text})
+                return known.row
+            known.row = totals.row(summary)
+            if self._is_known(summary):
+                known.totals = None  # a resumed run is read again
+        return known.row
+
+    def evict(self, run_id: str) -> None:
+        """Forget a run that was deleted."""
+        self._rows.pop(run_id, None)
+        self._listed = None
 
     async def series(
         self, summary: RecordedRun, may_see: Callable[[RecordedRun], bool], *, is_of_one: bool
@@ -176,6 +301,7 @@ class RunListing:
         return (
             known is not None
             and known.row is not None
+            and not known.is_damaged
             and summary.state.is_final
             and known.row.status == wire_status(summary.state)
         )
@@ -194,23 +320,32 @@ def _has(words: Sequence[str], *texts: str) -> bool:
     return all(word in text for word in words)
 
 
-def _page(rows: list[RunRow], seen: Sequence[RecordedRun], has_more: bool, total: int) -> RunList:  # noqa: FBT001  private
-    at, run_id = _position(seen[-1]) if seen else (0.0, "")
-    return RunList(runs=rows, next_cursor=f"{at!r}:{run_id}" if has_more and seen else None, total_known=total)
+def _group_keys(row: RunRow, group: GroupKey) -> Sequence[str]:
+    match group:
+        case "team":
+            return (row.ensemble,)
+        case "tag":
+            return [f"{name}:{value}" if value else name for name, value in row.tags.items()] or ("",)
+        case "error":
+            return (_PARTICULARS.sub("…", row.failure),)
 
 
-def _position(summary: RecordedRun) -> tuple[float, str]:
-    return summary.created_at.timestamp(), summary.run_id
-
-
-def _position_of(cursor: str) -> tuple[float, str]:
-    at, _, run_id = cursor.partition(":")
+def _place_of(cursor: str, sort: SortKey) -> _Place:
     try:
-        return float(at), run_id
+        found: object = json.loads(cursor)
     except ValueError:
-        raise StudioRefusal(
-            HTTPStatus.BAD_REQUEST, "INVALID_CURSOR", "Invalid cursor. Pass the next_cursor of a page of runs"
-        ) from None
+        found = None
+    match found:
+        case [str(name), [int() | float() as number, str(text)], int() | float() as at, str(run_id)] if name == sort:
+            return _Place((number, text), at, run_id)
+        case [str(name), None, int() | float() as at, str(run_id)] if name == sort:
+            return _Place(None, at, run_id)
+        case _:
+            raise StudioRefusal(
+                HTTPStatus.BAD_REQUEST,
+                "INVALID_CURSOR",
+                "Invalid cursor. Pass the next_cursor of a page with this order",
+            )
 
 
 _KEPT_RUNS = 16  # views in the cache. Followed views stay: a new view folds the whole record.
@@ -255,6 +390,9 @@ class RunViews:
             await self._catch_up(kept)
             kept.view.settle(summary)
         return CachedRun(view=kept.view, summary=summary, problem=kept.problem)
+
+    def evict(self, run_id: str) -> None:
+        self._kept.pop(run_id, None)
 
     async def summary(self, run_id: str) -> RecordedRun:
         try:
@@ -323,6 +461,17 @@ class StudioReader:
 
     async def runs(self, search: RunSearch, visitor: Visitor, *, cursor: str, limit: int) -> schemas.RunList:
         return await self._listing.page(search, visitor.may_see, cursor=cursor, limit=limit)
+
+    async def rows_of(self, run_ids: Iterable[str], visitor: Visitor) -> dict[str, RunRow]:
+        """Return the rows of those runs that the visitor may see, by id."""
+        wanted = frozenset(run_ids)
+        found = [each for each in await self._listing.summaries() if each.run_id in wanted and visitor.may_see(each)]
+        return {row.run_id: row for row in await self._listing.rows(found)}
+
+    def evict(self, run_id: str) -> None:
+        """Forget a run that was deleted."""
+        self._listing.evict(run_id)
+        self._views.evict(run_id)
 
     async def run(self, run_id: str, visitor: Visitor) -> schemas.RunDetailSchema:
         return self._detail(await self._see(run_id, visitor), visitor)
@@ -395,9 +544,18 @@ class StudioReader:
                 continue
             if not (waiting := [gate for gate in fold_gates(facts) if gate.is_open]):
                 continue
-            name, is_owned = (await self._listing.row(run)).ensemble, bool(run.owner)
-            can = self._can_decide
-            found += [review_of(each, ensemble=name, at=now, is_owned=is_owned, can_decide=can) for each in waiting]
+            row, is_owned = await self._listing.row(run), bool(run.owner)
+            found += [
+                review_of(
+                    each,
+                    ensemble=row.ensemble,
+                    subject=row.subject,
+                    at=now,
+                    is_owned=is_owned,
+                    can_decide=self._can_decide,
+                )
+                for each in waiting
+            ]
         ordered = sorted(self._mark(found), key=lambda each: (each.created_at, each.run_id, each.gate_id))
         return schemas.ReviewListSchema(reviews=ordered)
 

@@ -107,6 +107,8 @@ class ProcessTask(StudioSchema):
 
 class ProcessRun(StudioSchema):
     run_id: str
+    ensemble: Text = ""  # name of the team, and its subject, as in the row of the run
+    subject: Text = ""
     known: bool = True  # this store has its record
     agents: list[Text] = []  # roles
     more_agents: int = 0
@@ -200,7 +202,7 @@ class FlowSchema(RootModel[dict[str, Data]]):
     """Answer to `GET api/studio/runs/ID/flow`: the data of `visualization.flow.flow_data`."""
 
 
-Action = Literal["cancel", "resume", "fork", "decide"]
+Action = Literal["cancel", "resume", "fork", "decide", "delete"]
 
 
 class StudioInfo(StudioSchema):
@@ -219,12 +221,17 @@ class RunRow(StudioSchema):
     ensemble: Text  # name of the team, or source of its definition
     status: RunStatus
     tags: dict[str, str] = {}
-    summary: Text = ""  # beginning of its output, or else of its first task
+    summary: Text = ""  # beginning of its output, or else its subject
+    subject: Text = ""  # its inputs in one line, or else its items, or its first task
+    failure: Text = ""  # class and message of the error that ended or interrupted it
     created_at: Millis
     ended_at: Millis | None = None
     duration_ms: int | None = None
     tokens: int | None = None
+    estimated_tokens: int | None = None  # by the budget, if a provider did not report the tokens of each call
     cost: CostSchema | None = None
+    attempts: int = 1  # starts: 1, and 1 for each resume
+    can_resume: bool = False  # its record has what a command needs to resume it
     open_reviews: int = 0  # number of waiting gates
     origin_run: str | None = None  # of a fork
     place: str = ""  # of its record
@@ -232,12 +239,23 @@ class RunRow(StudioSchema):
     tasks: int = 0  # in its plan; ended tasks of a run without a plan of all tasks
 
 
+class RunGroup(StudioSchema):
+    """Runs with the same team, tag or error."""
+
+    key: Text  # name of the team, `name:value` of the tag, or the error without its numbers; empty: none
+    statuses: dict[str, int]  # number of runs by status
+    latest_at: Millis  # start of the newest
+
+
 class RunList(StudioSchema):
-    """Answer to `GET api/studio/runs`: newest first."""
+    """Answer to `GET api/studio/runs`: newest first, if it is not sorted."""
 
     runs: list[RunRow]
     next_cursor: str | None = None  # null: this is the last page
     total_known: int  # without the filter
+    counts: dict[str, int] = {}  # runs by status that match all filters except `status`
+    unread: int = 0  # runs that may match or change the order: their records are read by the next requests
+    groups: list[RunGroup] = []  # with `group`, instead of runs: the largest first
 
 
 class RunSeries(StudioSchema):
@@ -267,6 +285,7 @@ class ReviewSchema(StudioSchema):
     run_id: str
     gate_id: str
     ensemble: Text = ""
+    subject: Text = ""  # as in the row of its run
     timing: str
     step: str
     task_description: Text

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 _VIEWS = {
     "/runs": ".run",
+    "/runs?group=error": ".group",
     "/runs/report/flow?step=write%230": ".node",
     "/runs/report/timeline": "canvas[data-drawn]",
     "/runs/report/timeline?as=table": "table.data",
@@ -76,7 +77,7 @@ async def test_everything_is_done_with_the_keyboard(runs: Runs, page: Page) -> N
     await expect(page.locator(".run")).to_have_count(1)
     await page.keyboard.press("Escape")
     await page.keyboard.press("j")
-    await expect(page.locator(".run").first).to_be_focused()
+    await expect(page.locator(".run-name").first).to_be_focused()
     outline = await page.locator(".run").first.evaluate("e => getComputedStyle(e).outlineStyle")
     assert outline == "solid"
     await page.keyboard.press("Enter")

@@ -87,6 +87,7 @@ async def test_pages_need_no_key_and_data_does(records: Path) -> None:
         for path in ("/studio/nothing.js", "/studio/../x"):
             assert (await client.get(path)).status_code in {401, 404}
         assert (await client.post(f"{API}/runs/x/cancel", headers=reading)).status_code == 403
+        assert (await client.delete(f"{API}/runs/x", headers=reading)).status_code == 403
         assert (await client.post(f"{API}/reviews/x/y", headers=reading, json={"decision": "exit"})).status_code == 403
 
 
@@ -111,6 +112,7 @@ async def test_callers_see_the_runs_of_their_teams(records: Path) -> None:
         ):
             assert (await client.get(f"{API}/{path}", headers=only_a)).status_code == 404, path
         assert (await client.post(f"{API}/runs/of-b/cancel", headers=only_a)).status_code == 404
+        assert (await client.delete(f"{API}/runs/of-b", headers=only_a)).status_code == 404
         assert {r["run_id"] for r in (await client.get(f"{API}/runs", headers=everyone)).json()["runs"]} == {
             "of-a",
             "of-b",
@@ -178,6 +180,7 @@ async def test_reviews_are_decided_by_the_endpoint(records: Path) -> None:
         assert (taken.status_code, taken.json()["decision"], taken.json()["decided_by"]) == (200, "approve", "ann")
         assert (await client.post(path, json={"decision": "exit"}, headers=key)).status_code == 409
         assert (await client.post(f"{API}/runs/asks/resume", headers=key)).json()["code"] == "NOT_HERE"
+        assert (await client.delete(f"{API}/runs/asks", headers=key)).json()["code"] == "NOT_HERE"
         assert (await client.get(f"{API}/runs/asks/fork-preview?from=draft", headers=key)).json()["blocked"]
 
 

@@ -203,12 +203,14 @@ def test_a_run_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """S-STU-32, S-STU-38, S-STU-50: its process is shown; whoever owns it ends it; one that has ended is refused."""
+    """S-STU-32, S-STU-38, S-STU-50, S-STU-237: its process is shown, with what its run is about; whoever owns it ends it; one that has ended is refused."""
     program = begin("long")
     client = serve(home_of(place))
     (node,) = client.get(f"{API}/actors").json()["nodes"]
     (process,) = node["processes"]
     assert (process["pid"], [run["run_id"] for run in process["runs"]]) == (program.pid, ["long"])
+    (run,), row = process["runs"], client.get(f"{API}/runs/long").json()
+    assert (run["ensemble"], run["subject"], "first") == (row["ensemble"], row["subject"], row["subject"])
     (task,) = process["in_flight"]
     assert (task["step"], task["since"] is None) == ("waits#0", False)
     monkeypatch.setenv("ENSEMBLE_RAY_HOME", str(home_of(place)))
@@ -219,6 +221,8 @@ def test_a_run_is_cancelled(
     )
     assert "Told by the records" in printed.err
     assert process["memory_mb"] > 1
+    refused = client.delete(f"{API}/runs/long")
+    assert (refused.status_code, refused.json()["code"]) == (409, "RUN_ACTIVE")
     assert client.post(f"{API}/runs/long/cancel").status_code == 202
     program.wait(PATIENCE_S)
     assert client.get(f"{API}/runs/long").json()["status"] == "cancelled"
@@ -269,6 +273,23 @@ def test_reviews_are_listed_and_decided_once(serve: Serve, tmp_path: Path) -> No
     assert client.get(f"{API}/runs/asks").json()["status"] == RunState.COMPLETED.value
 
 
+def test_a_run_is_deleted_with_the_output_of_its_process(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-234: it is gone from lists and by its id, immediately; an unknown run is refused."""
+    for name in ("old", "new"):
+        waiting_team().run(runtime=InlineRuntime(home=tmp_path), run_id=name)
+    log = tmp_path / "studio" / "old.log"
+    log.parent.mkdir()
+    log.write_text("It said something.")
+    client = serve()
+    assert len(client.get(f"{API}/runs").json()["runs"]) == 2
+    assert client.delete(f"{API}/runs/old").json() == {"run_id": "old"}
+    assert [run["run_id"] for run in client.get(f"{API}/runs").json()["runs"]] == ["new"]
+    assert not log.exists()
+    for path in ("old", "..%2F..%2Fold"):
+        assert client.delete(f"{API}/runs/{path}").status_code == 404
+        assert client.get(f"{API}/runs/{path}").status_code == 404
+
+
 def test_a_page_without_actions_only_shows(serve: Serve, tmp_path: Path) -> None:
     """S-STU-1, S-STU-55: it says so, and refuses with the reason."""
     waiting_team().run(runtime=InlineRuntime(home=tmp_path), run_id="asks")
@@ -277,6 +298,8 @@ def test_a_page_without_actions_only_shows(serve: Serve, tmp_path: Path) -> None
     assert (info["actions"], info["read_only_reason"]) == ([], "Studio was started with --no-actions")
     (review,) = client.get(f"{API}/reviews").json()["reviews"]
     assert review["decidable"] is False
+    answer = client.delete(f"{API}/runs/asks")
+    assert (answer.status_code, answer.json()["code"]) == (403, "READ_ONLY")
     for path in ("runs/asks/cancel", "runs/asks/resume", f"reviews/asks/{review['gate_id']}"):
         answer = client.post(f"{API}/{path}", json={"decision": "approve"})
         assert (answer.status_code, answer.json()["code"]) == (403, "READ_ONLY")

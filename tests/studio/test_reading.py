@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,32 @@ def test_runs_are_looked_for(serve: Serve, runs: Path) -> None:
     assert ids(client.get(f"{API}/runs", params={"status": "failed,waiting"})) == []
     assert len(ids(client.get(f"{API}/runs", params={"status": "completed"}))) == 7
     assert ids(client.get(f"{API}/runs", params={"since": "2200-01-01"})) == []
-    assert client.get(f"{API}/runs", params={"tag": "a"}).json() == {"runs": [], "next_cursor": None, "total_known": 7}
-    for since in ("yesterday", "9" * 999):
-        assert client.get(f"{API}/runs", params={"since": since}).status_code == 422
+    assert ids(client.get(f"{API}/runs", params={"until": "2000-01-01"})) == []
+    assert client.get(f"{API}/runs", params={"tag": "a"}).json() == {
+        "runs": [], "next_cursor": None, "total_known": 7, "counts": {}, "unread": 0, "groups": []
+    }  # fmt: skip
+    for instant in ("yesterday", "9" * 999):
+        for name in ("since", "until"):
+            answer = client.get(f"{API}/runs", params={name: instant})
+            assert (answer.status_code, answer.json()["message"].partition(":")[0]) == (422, name)
+    for name in ("sort", "group"):
+        assert client.get(f"{API}/runs", params={name: "colour"}).status_code == 422
     for since in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9" * 20):
         assert client.get(f"{API}/runs", params={"since": since}).status_code == 200
+
+
+def test_runs_are_sorted_and_grouped(serve: Serve, runs: Path, tmp_path: Path) -> None:
+    """S-STU-231, S-STU-233: over HTTP; a date as the end of a range includes its day."""
+    client = serve(runs)
+    durations = [run["duration_ms"] for run in client.get(f"{API}/runs", params={"sort": "-duration"}).json()["runs"]]
+    assert durations == sorted(durations, reverse=True)
+    assert ids(client.get(f"{API}/runs", params={"sort": "started", "limit": 1})) == ["flat"]
+    (group,) = client.get(f"{API}/runs", params={"group": "error"}).json()["groups"]
+    assert (group["key"], group["statuses"]) == ("", {"completed": 7})
+    assert len(ids(client.get(f"{API}/runs", params={"group": "error", "within": ""}))) == 7
+    one_task(tmp_path, "one", ScriptedModel("ok"))
+    today = datetime.now(UTC).date().isoformat()
+    assert ids(serve(tmp_path).get(f"{API}/runs", params={"since": today, "until": today})) == ["one"]
 
 
 def test_runs_are_found_by_their_tags(serve: Serve, tmp_path: Path) -> None:

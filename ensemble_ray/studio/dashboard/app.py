@@ -149,6 +149,9 @@ class DashboardActions:
     async def cancel(self, run_id: str) -> None:
         await self._make_recorded(run_id).cancel(run_id)
 
+    async def delete(self, run_id: str) -> None:
+        await self._make_recorded(run_id).delete(run_id)
+
     async def preview_resume(self, run_id: str) -> RunPreview:
         return await self._make_recorded(run_id).preview_resume(run_id)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
 
+from ensemble_ray.errors import AgentExecutionError, EnsembleError
 from ensemble_ray.facts import runs
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
@@ -15,22 +16,43 @@ from ensemble_ray.record.map_reduce_fold import fails_on_item
 from ensemble_ray.record.open_reviews import END_KINDS, GATE_KINDS, Gate, ends_of, fold_gates, obstacle_at
 from ensemble_ray.record.stores import RecordedRun, resume_advice
 from ensemble_ray.record.totals import PAID, UsageTally
+from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio import schemas
 from ensemble_ray.studio.views.steps import StepsView, as_millis, cost_of, exit_text, title_of, wire_status
+from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState
 
 _UNITS = Decimal(10**8)  # recorded costs are whole numbers of the 8th decimal place
 _SHOWN = 4000  # characters of the texts of a review; the inbox has the full texts
+_LINE = 400  # characters of one line of a row
+#: The error of a run in another state concerns some of its tasks.
+_WITH_FAILURE = frozenset({RunState.FAILED, RunState.INTERRUPTED, RunState.BUDGET_EXHAUSTED})
+_NOT_RESUMABLE = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})  # the latter needs a larger budget
 
 
-def review_of(gate: Gate, *, ensemble: str, at: float, is_owned: bool, can_decide: bool) -> schemas.ReviewSchema:
+def subject_of(header: runs.PlanRecorded) -> str:
+    """Return what a run is about, in one line: its inputs, or else its items, or its first task."""
+    if header.inputs:
+        return " · ".join(f"{name}: {title_of(str(value))}" for name, value in header.inputs.items())[:_LINE]
+    if header.items is not None:
+        count, path = header.items.get("count"), as_text(header.items.get("path"))
+        items = f"{count:,} items" if isinstance(count, int) else "items"
+        return f"{items} of {PurePath(path).name}" if path else items if count else ""
+    nodes = as_sequence((header.plan or {}).get("nodes"))
+    return title_of(as_text(as_mapping(nodes[0]).get("description"))) if nodes else ""
+
+
+def review_of(
+    gate: Gate, *, ensemble: str, subject: str, at: float, is_owned: bool, can_decide: bool
+) -> schemas.ReviewSchema:
     review, decided = gate.review(), gate.decided
     is_free = gate.is_open and obstacle_at(gate, at=at, is_owned=is_owned) is None
     return schemas.ReviewSchema(
         run_id=review.run_id,
         gate_id=review.gate_id,
         ensemble=ensemble,
+        subject=subject,
         timing=review.timing.value,
         step=gate.asked.instance,
         task_description=review.task_description,
@@ -76,7 +98,7 @@ class RunTotals:
         self.currency = ""
         self.last_at = 0.0
         self.cursor = 0
-        self._first_task = ""
+        self._first_failure = ""
         self._planned = 0
         self._ended = 0
         self._reviewers: set[str] = set()  # tasks that review a phase: their answer is a decision
@@ -105,7 +127,6 @@ class RunTotals:
                 )
                 self._reviewers = {as_text(unit.get("review")) for unit in units}
                 self._planned = len(nodes)
-                self._first_task = title_of(as_text(nodes[0].get("description"))) if nodes else ""
             case runs.RunResumed(is_restart=False, budget=budget) if budget is not None:
                 self.budget = budget
             case runs.ReviewRequested():
@@ -113,8 +134,9 @@ class RunTotals:
                 self._closing.update(name for _, name in ends_of(fact.name))
             case runs.ReviewDecided():
                 self._gate_facts.append(fact)
-            case runs.FailureRecorded(trace=trace):
+            case runs.FailureRecorded(trace=trace, error_type=kind, message=message):
                 self._add_end(fact, as_mapping(as_mapping(trace).get("metrics")))
+                self._first_failure = self._first_failure or _failure_line(kind, message)
             case _:
                 pass
         if fact.name in self._closing and fact.kind in END_KINDS:
@@ -135,9 +157,33 @@ class RunTotals:
         """Tokens of all executions (S-MET-38); None: no model was called, or a provider did not count (S-MET-22)."""
         return self.usage.tokens if self.usage.model_calls and self.usage.tokens >= 0 else None
 
+    @property
+    def subject(self) -> str:
+        return subject_of(self.head.header)
+
+    def failure(self, state: RunState) -> str:
+        """Return the error of a run in this state, in one line; empty if it has none."""
+        if state not in _WITH_FAILURE:
+            return ""
+        if errors := self.head.errors:
+            error = errors[0]
+            if error.error_type == AgentExecutionError.__name__ and error.causes:  # its cause tells runs apart
+                return _failure_line(error.causes[0].error_type, error.causes[0].message)
+            return _failure_line(error.error_type, error.message)
+        return self._first_failure if state is RunState.FAILED else ""
+
     def state(self, summary: RecordedRun) -> RunState:
         """An end in the record overrides the summary."""
         return summary.state if self.head.end is None else self.head.state
+
+    def _can_resume(self, summary: RecordedRun, state: RunState) -> bool:
+        if state in _NOT_RESUMABLE or not self.head.source.place:
+            return False
+        try:
+            check_resumable(summary, self.head)
+        except EnsembleError:
+            return False
+        return True
 
     def row(self, summary: RecordedRun) -> schemas.RunRow:
         state = self.state(summary)
@@ -149,11 +195,16 @@ class RunTotals:
             run_id=summary.run_id,
             ensemble=self.head.name,
             status=wire_status(state),  # type: ignore[arg-type]  # the words are the endpoint's
-            summary=self._result or self._first_task,
+            summary=self._result or self.subject,
+            subject=self.subject,
+            failure=self.failure(state),
             created_at=created,
             ended_at=ended,
             duration_ms=None if ended is None else max(0, ended - as_millis(self.head.started_at)),
             tokens=self.tokens,
+            estimated_tokens=(self.usage.spent_tokens or None) if self.tokens is None else None,
+            attempts=self.head.beginnings + 1,
+            can_resume=self._can_resume(summary, state),
             cost=None if self.cost is None else schemas.CostSchema(amount=f"{self.cost:f}", currency=self.currency),
             tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
@@ -185,6 +236,11 @@ def _map_command(options: Mapping[str, str]) -> str:
     return shlex.join(words)
 
 
+def _failure_line(kind: str, message: str) -> str:
+    text = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    return str(one_line(f"{kind}: {text}" if kind else text, None))[:_LINE]
+
+
 class RunView:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -210,10 +266,12 @@ class RunView:
 
     def reviews(self, summary: RecordedRun, *, at: float, can_decide: bool) -> list[schemas.ReviewSchema]:
         """Return its review gates with their full texts, oldest first."""
-        name, is_owned = self.totals.head.name, bool(summary.owner)
+        name, subject, is_owned = self.totals.head.name, self.totals.subject, bool(summary.owner)
         can_decide = can_decide and not self.totals.state(summary).is_final
-        gates = self.totals.gates
-        return [review_of(each, ensemble=name, at=at, is_owned=is_owned, can_decide=can_decide) for each in gates]
+        return [
+            review_of(each, ensemble=name, subject=subject, at=at, is_owned=is_owned, can_decide=can_decide)
+            for each in self.totals.gates
+        ]
 
     def detail(
         self,

@@ -125,6 +125,7 @@ const ICONS = {
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   link: "M10 14a4 4 0 0 0 5.7 0l3-3A4 4 0 0 0 13 5.300l-1 1M14 10a4 4 0 0 0-5.7 0l-3 3a4 4 0 0 0 5.700 5.700l1-1",
   down: "M6 9l6 6 6-6",
+  up: "M6 15l6-6 6 6",
   right: "M9 6l6 6-6 6",
   left: "M15 6l-6 6 6 6",
   plus: "M12 5v14M5 12h14",
@@ -138,6 +139,8 @@ const ICONS = {
   file: "M6 3h8l4 4v14H6zM14 3v4h4",
   inbox: "M4 13l3-8h10l3 8v6H4zM4 13h5l1 2.500h4l1-2.500h5",
   person: "M12 4a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM4.500 20a7.500 7.500 0 0 1 15 0",
+  columns: "M4 5h16v14H4zM10 5v14M15 5v14",
+  trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   list: "M8 6h12M8 12h12M8 18h12M4 6h.1M4 12h.1M4 18h.1",
   server: "M4 5h16v6H4zM4 13h16v6H4zM7 8h.1M7 16h.1",
 };

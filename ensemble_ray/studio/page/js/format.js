@@ -53,6 +53,37 @@ export function formatShort(value) {
   return `${(value / 1e6).toFixed(1)}M`;
 }
 
+/**
+ * Tokens of a run; estimated ones, where a provider did not count, are marked.
+ * @param {{tokens: number|null, estimated_tokens?: number|null}} run
+ * @param {(value: number|null) => string} [format]
+ */
+export function formatTokens(run, format = formatShort) {
+  return run.tokens === null && run.estimated_tokens ? `~${format(run.estimated_tokens)}` : format(run.tokens);
+}
+
+/**
+ * What the number of tokens says.
+ * @param {{tokens: number|null, estimated_tokens?: number|null}} run
+ */
+export function tokensTitle(run) {
+  if (run.tokens === null && run.estimated_tokens) return "Estimated: the provider did not report the tokens of each call";
+  return run.tokens === null ? "No model was called, or the provider reported no tokens" : formatCount(run.tokens);
+}
+
+/** @param {{ensemble: string}} run */
+export function runName(run) {
+  return run.ensemble || "Unnamed team";
+}
+
+/**
+ * What tells a run from others of its team: its error, or else its inputs.
+ * @param {{failure?: string, subject?: string, summary?: string}} run
+ */
+export function runLine(run) {
+  return run.failure || run.subject || run.summary || "";
+}
+
 /** @param {Cost|null|undefined} cost */
 export function formatCost(cost) {
   return cost ? formatMoney(cost.amount, cost.currency) : "–";
@@ -92,6 +123,22 @@ export function formatAgo(at, now) {
   if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
   if (seconds < 86_400 * 14) return `${Math.floor(seconds / 86_400)} d ago`;
   return new Date(at).toISOString().slice(0, 10);
+}
+
+/**
+ * Date and time of the reader's clock, as short as they are clear: of today only the time.
+ * @param {number} at
+ * @param {number} now
+ */
+export function formatStart(at, now) {
+  const [date, today] = [new Date(at), new Date(now)];
+  const [day, time] = [`${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`, `${pad(date.getHours())}:${pad(date.getMinutes())}`];
+  return date.toDateString() === today.toDateString() ? `${time}:${pad(date.getSeconds())}` : `${day} ${time}`;
+}
+
+/** @param {number} number */
+function pad(number) {
+  return String(number).padStart(2, "0");
 }
 
 /**

@@ -8,6 +8,7 @@ import { themeButton } from "./ui/theme.js";
 import { currentRoute, formatRoute } from "./router.js";
 import { embeddedRun, fileSource, isFileRun } from "./source/file.js";
 import { withFolder } from "./source/folder.js";
+import { oneLine } from "./text.js";
 import { httpSource, onKeyNeeded } from "./source/http.js";
 import { acceptDrops } from "./source/dropped.js";
 import { actorsView } from "./views/actors.js";
@@ -145,7 +146,7 @@ async function start() {
       spoken.textContent = text;
     },
     setTitle(title) {
-      document.title = title ? `${title} · Studio` : "ensemble_ray Studio";
+      document.title = title ? `${oneLine(title, 120)} · Studio` : "ensemble_ray Studio";
     },
     refreshReviews: () => void countReviews(app),
   };

@@ -14,18 +14,24 @@
  * @property {RunStatus} status
  * @property {Record<string, string>} tags
  * @property {string} summary
+ * @property {string} [subject]
+ * @property {string} [failure]
  * @property {number} created_at
  * @property {number|null} ended_at
  * @property {number|null} duration_ms
  * @property {number|null} tokens
+ * @property {number|null} [estimated_tokens]
  * @property {Cost|null} cost
+ * @property {number} [attempts]
+ * @property {boolean} [can_resume]
  * @property {number} open_reviews
  * @property {string|null} origin_run
  * @property {string} place
  * @property {string} workflow
  * @property {number} tasks
  */
-/** @typedef {{runs: RunRow[], next_cursor: string|null, total_known: number}} RunList */
+/** @typedef {{key: string, statuses: Record<string, number>, latest_at: number}} RunGroup */
+/** @typedef {{runs: RunRow[], next_cursor: string|null, total_known: number, counts?: Record<string, number>, unread?: number, groups?: RunGroup[]}} RunList */
 /** @typedef {{agent: string, tokens: number|null, cost: string|null, steps: number}} AgentBudget */
 
 /**
@@ -40,6 +46,7 @@
  * @property {string} run_id
  * @property {string} gate_id
  * @property {string} ensemble
+ * @property {string} [subject]
  * @property {string} timing
  * @property {string} step
  * @property {string} task_description
@@ -154,7 +161,7 @@
 /** @typedef {{id: string, title: string, a: ComparedSide|null, b: ComparedSide|null, same: boolean}} ComparedStep */
 /** @typedef {{a: RunRow, b: RunRow, steps: ComparedStep[]}} ComparedRuns */
 /** @typedef {{run_id: string, step: string, since: number|null, deaths: number}} ProcessTask */
-/** @typedef {{run_id: string, known: boolean, agents: string[], more_agents: number, replica: number, replicas: number}} ProcessRun */
+/** @typedef {{run_id: string, ensemble?: string, subject?: string, known: boolean, agents: string[], more_agents: number, replica: number, replicas: number}} ProcessRun */
 /** @typedef {{pid: number|null, name: string, kind: string, state: "ready"|"starting"|"silent"|"kept"|"retiring", runs: ProcessRun[], more_runs: number, queue: number|null, in_flight: ProcessTask[], more_in_flight: number, restarts: number|null, scheduler: string|null, reserved: string|null, memory_mb: number|null, note: string|null}} ProcessInfo */
 /** @typedef {{name: string, requests: number, period_s: number, queue: number, permits: number, leased: number, agents: string[]}} Limiter */
 /** @typedef {{name: string, state: "closed"|"open"|"half_open", processes: number, open_in: number, probe_at: number|null, last_failure: string|null, sent: number, queue: number, limit: number|null}} Breaker */
@@ -190,6 +197,7 @@
  * @property {(run: string) => Promise<RunPreview>} resumePreview
  * @property {(run: string, spec: string) => Promise<RunPreview>} forkPreview
  * @property {(run: string) => Promise<void>} cancel
+ * @property {(run: string) => Promise<void>} remove
  * @property {(run: string) => Promise<string>} resume
  * @property {(run: string, spec: string, name: string|null) => Promise<string>} fork
  * @property {(a: string, b: string) => Promise<ComparedRuns>} compare

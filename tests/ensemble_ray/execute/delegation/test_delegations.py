@@ -283,7 +283,9 @@ async def test_task_ends_when_the_intent_of_a_call_is_refused_while_another_call
                 raise StaleEpochError("run", facts[0].instance, 0, 10)
             await super().append(facts, epoch=epoch, until=until)
 
-    asking = member("A", [ask("B"), call("look_up", number=1)], tools=[look_up], allow_delegation=True, max_concurrency=1)
+    asking = member(
+        "A", [ask("B"), call("look_up", number=1)], tools=[look_up], allow_delegation=True, max_concurrency=1
+    )
     other = member("B", ask("A"), "enough", allow_delegation=True, max_concurrency=1)
     bench = together(asking, other, journal=Refusing("run"), max_depth=2)
     result = await asyncio.wait_for(done_by(bench, "a"), 60)

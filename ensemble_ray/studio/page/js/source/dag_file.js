@@ -26,7 +26,7 @@ const number = (value) => (typeof value === "number" ? value : null);
  */
 export function plainRun(id, known) {
   return {
-    run_id: id, ensemble: id, status: "accepted", tags: {}, summary: "", created_at: 0, ended_at: null, duration_ms: null, tokens: null, cost: null, open_reviews: 0, origin_run: null,
+    run_id: id, ensemble: id, status: "accepted", tags: {}, summary: "", subject: "", failure: "", created_at: 0, ended_at: null, duration_ms: null, tokens: null, cost: null, open_reviews: 0, origin_run: null,
     place: "", workflow: "", tasks: 0, inputs: {}, exit_reason: null, exit_reason_text: null, error: null, first_error_step: null, counts: {}, reviews: [],
     budget: { tokens: { spent: null, allowed: null }, cost: { spent: null, allowed: null, currency: null }, by_agent: [], end_reason: null }, forked_from: null, forks: [], cursor: 0, is_live: false, problem: null,
     ...known,

@@ -47,7 +47,7 @@ export function fileSource(file) {
   return {
     isFile: true,
     info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false }),
-    runs: async () => ({ runs: [run], next_cursor: null, total_known: 1 }),
+    runs: async () => ({ runs: [run], next_cursor: null, total_known: 1, counts: { [run.status]: 1 } }),
     run: async () => run,
     steps: async () => ({ steps, cursor: run.cursor }),
     live: () => () => undefined,
@@ -72,6 +72,7 @@ export function fileSource(file) {
     resumePreview: refuse,
     forkPreview: refuse,
     cancel: refuse,
+    remove: refuse,
     resume: refuse,
     fork: refuse,
     compare: refuse,

@@ -130,6 +130,9 @@ export function httpSource() {
     async cancel(run) {
       await post(`runs/${quote(run)}/cancel`);
     },
+    async remove(run) {
+      await ask(`runs/${quote(run)}`, { method: "DELETE" });
+    },
     resume: async (run) => (await post(`runs/${quote(run)}/resume`)).run_id,
     fork: async (run, spec, name) => (await post(`runs/${quote(run)}/fork`, name ? { from: spec, run_id: name } : { from: spec })).run_id,
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),

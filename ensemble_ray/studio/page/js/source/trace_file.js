@@ -103,9 +103,11 @@ export function traceFile(name, trace) {
   const errors = list(trace.errors);
   const [start, end] = [instant(trace.started_at), instant(trace.completed_at)];
   const metrics = fields(trace.metrics);
+  const inputs = fields(trace.inputs);
   const run = plainRun(text(trace.ensemble_id) || name, {
     ensemble: text(trace.ensemble_name) || name.replace(/\.trace\.json$|\.json$/, ""), status: errors.length ? "failed" : "completed", workflow: text(trace.workflow), created_at: start ?? 0, ended_at: end, duration_ms: start === null || end === null ? null : end - start,
-    tokens: known(metrics.total_tokens), counts: { completed: details.length }, inputs: fields(trace.inputs), error: errors[0] ? { class: text(errors[0].error_type), message: text(errors[0].message), first_failed_step: null } : null,
+    tokens: known(metrics.total_tokens), counts: { completed: details.length }, inputs, subject: Object.entries(inputs).map(([name, value]) => `${name}: ${value}`).join(" · "),
+    failure: errors[0] ? `${text(errors[0].error_type)}: ${text(errors[0].message)}` : "", error: errors[0] ? { class: text(errors[0].error_type), message: text(errors[0].message), first_failed_step: null } : null,
   });
   const flow = dagFlow({ tasks: tops.map(({ detail }, at) => ({ id: String(at), description: detail.title, agent_role: detail.agent, parallel_group: detail.level ?? at, map_reduce_level: detail.level, node_type: detail.kind === "task" ? null : detail.kind })) });
   const levels = tallyLevels(details);

@@ -1,12 +1,13 @@
 // What may be done with a run, each after a dialog that says what will happen.
 
 import { fill, h, icon } from "../dom.js";
-import { countOf } from "../format.js";
+import { countOf, runLine, runName } from "../format.js";
 import { formatRoute } from "../router.js";
-import { copyText, line, messageOf, openDialog, textBlock, toast } from "./parts.js";
+import { copyText, line, messageOf, openDialog, statusPill, textBlock, toast } from "./parts.js";
 
 /** @typedef {import("../types.js").App} App */
 /** @typedef {import("../types.js").RunPreview} RunPreview */
+/** @typedef {import("../types.js").RunRow} RunRow */
 /** @typedef {import("../model/run.js").RunModel} RunModel */
 
 /** Steps that are named in a preview before there is only their number. */
@@ -173,6 +174,108 @@ export function retryItems(app, model, failed) {
       } }, icon(action === "resume" ? "play" : "fork"), action === "resume" ? "Resume…" : "Fork…")] : []),
     ],
   });
+}
+
+/**
+ * Which runs an action is about.
+ * @param {RunRow[]} rows
+ * @param {(row: RunRow) => HTMLElement|null} [more]
+ */
+function runList(rows, more = () => null) {
+  return h("ul", { class: "run-list" }, rows.map((row) => h("li", {}, h("div", { class: "row" }, statusPill(row.status), line(runName(row), "run-name clip", 80), h("span", { class: "run-id mono clip" }, row.run_id)), line(runLine(row), "muted clip", 200), more(row))));
+}
+
+/**
+ * Do one thing with several runs, one after the other; those that were refused are named.
+ * @param {RunRow[]} rows
+ * @param {(run: string) => Promise<unknown>} act
+ * @param {string} done such as `deleted`
+ */
+async function forEach(rows, act, done) {
+  const refused = [];
+  for (const row of rows) {
+    try {
+      await act(row.run_id);
+    } catch (error) {
+      refused.push(`${row.run_id}: ${messageOf(error)}`);
+    }
+  }
+  if (refused.length < rows.length) toast(`${countOf(rows.length - refused.length, "run")} ${done}`);
+  for (const text of refused.slice(0, 3)) toast(text, true);
+}
+
+/**
+ * A dialog about several runs.
+ * @param {{title: string, text: string, rows: RunRow[], keep: string, word: string, act: () => Promise<void>}} what
+ */
+function confirmRuns({ title, text, rows, keep, word, act }) {
+  const button = h("button", { class: "button danger solid", type: "button", onclick: () => during(button, async () => {
+    await act();
+    dialog.close();
+  }) }, word);
+  const dialog = openDialog({ title, body: [h("p", {}, text), runList(rows)], buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, keep), button] });
+}
+
+/**
+ * @param {App} app
+ * @param {RunRow[]} rows
+ * @param {() => void} done
+ */
+export function cancelRuns(app, rows, done) {
+  confirmRuns({
+    title: `End ${countOf(rows.length, "run")}?`, text: "Steps in progress are cancelled, and no new step starts. The records stay, and you can continue the runs later.", rows, keep: "Keep running", word: `End ${countOf(rows.length, "run")}`,
+    async act() {
+      await forEach(rows, app.source.cancel, "will end");
+      done();
+    },
+  });
+}
+
+/**
+ * @param {App} app
+ * @param {RunRow[]} rows
+ * @param {() => void} done
+ */
+export function deleteRuns(app, rows, done) {
+  const waiting = rows.filter((row) => row.open_reviews).length;
+  confirmRuns({
+    title: `Delete ${countOf(rows.length, "run")}?`, text: `The ${rows.length === 1 ? "record is" : "records are"} removed permanently, with all outputs. ${waiting ? `${countOf(waiting, "run")} ${waiting === 1 ? "waits" : "wait"} for a review. ` : ""}Export what you still need.`, rows, keep: "Keep", word: `Delete ${countOf(rows.length, "run")}`,
+    async act() {
+      await forEach(rows, app.source.remove, "deleted");
+      done();
+    },
+  });
+}
+
+/**
+ * Resume several runs, after a preview of each.
+ * @param {App} app
+ * @param {RunRow[]} rows
+ * @param {() => void} done
+ */
+export async function resumeRuns(app, rows, done) {
+  /** @type {Map<string, HTMLElement>} */
+  const bodies = new Map(rows.map((row) => [row.run_id, h("div", {}, h("p", { class: "muted" }, "Loading the preview…"))]));
+  /** @type {RunRow[]} */
+  const possible = [];
+  const button = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => during(button, async () => {
+    await forEach(possible, app.source.resume, "continued");
+    dialog.close();
+    done();
+  }) }, icon("play"), "Continue");
+  const dialog = openDialog({ title: `Continue ${countOf(rows.length, "run")}`, body: [runList(rows, (row) => bodies.get(row.run_id) ?? null)], buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"), button] });
+  for (const row of rows) {
+    const body = /** @type {HTMLElement} */ (bodies.get(row.run_id));
+    try {
+      const preview = await app.source.resumePreview(row.run_id);
+      fill(body, previewBody(preview));
+      if (preview.blocked === null) possible.push(row);
+    } catch (error) {
+      fill(body, h("div", { class: "banner bad" }, icon("failed"), messageOf(error)));
+    }
+  }
+  fill(button, icon("play"), `Continue ${countOf(possible.length, "run")}`);
+  button.disabled = possible.length === 0;
 }
 
 /**

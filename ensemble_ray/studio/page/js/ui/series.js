@@ -1,7 +1,7 @@
 // A run among those before and behind it (S-VIZ-76): a list to choose another from, and finished runs stacked above it.
 
 import { fill, h, icon, syncChildren } from "../dom.js";
-import { countOf, formatDuration, formatTime, statusWord } from "../format.js";
+import { countOf, formatDuration, formatTime, runLine, statusWord } from "../format.js";
 import { lanesOf } from "../model/lanes.js";
 import { formatRoute, stepLink } from "../router.js";
 import { oneLine } from "../text.js";
@@ -63,7 +63,7 @@ export function runSelector(app, model) {
   const element = h("label", { class: "row", hidden: true }, select);
   const close = watchSeries(app, model, (runs) => {
     element.hidden = runs.length < 2;
-    fill(select, [...runs].reverse().map(({ number, run }) => h("option", { value: run.run_id, selected: run.run_id === model.run.run_id }, [number === null ? formatTime(run.created_at) : `#${number}`, statusWord(run.status), run.duration_ms === null ? null : formatDuration(run.duration_ms)].filter(Boolean).join(" · "))));
+    fill(select, [...runs].reverse().map(({ number, run }) => h("option", { value: run.run_id, selected: run.run_id === model.run.run_id }, [number === null ? formatTime(run.created_at) : `#${number}`, statusWord(run.status), run.duration_ms === null ? null : formatDuration(run.duration_ms), oneLine(runLine(run), 60)].filter(Boolean).join(" · "))));
   });
   return { element, close };
 }
@@ -100,7 +100,7 @@ export function runStack(app, model) {
    */
   function update(line, { number, run }) {
     fill(/** @type {HTMLElement} */ (line.firstElementChild), icon("right"), statusMark(run.status), number === null ? null : h("strong", { class: "num" }, `#${number}`), h("span", {}, oneLine(run.workflow, 30)), h("span", { class: "num" }, countOf(run.tasks, "task")), h("span", { class: "num" }, formatDuration(run.duration_ms)),
-      h("time", { class: "muted wide", datetime: new Date(run.created_at).toISOString() }, formatTime(run.created_at)), h("span", { class: "grow" }), h("span", { class: "mono clip muted" }, run.run_id));
+      h("time", { class: "muted wide", datetime: new Date(run.created_at).toISOString() }, formatTime(run.created_at)), h("bdi", { class: run.failure ? "clip grow bad" : "clip grow muted" }, oneLine(runLine(run), 120)), h("span", { class: "mono clip muted" }, run.run_id));
   }
 
   /**

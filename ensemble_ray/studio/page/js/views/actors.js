@@ -1,7 +1,7 @@
 // Which agent lives in which process on which node, what waits there and what it does. Of one run, or of all.
 
 import { fill, h } from "../dom.js";
-import { countOf, formatCount, formatDuration } from "../format.js";
+import { countOf, formatCount, formatDuration, runName } from "../format.js";
 import { formatRoute, stepLink } from "../router.js";
 import { oneLine, visible } from "../text.js";
 import { agentName, emptyState, failureState, staleNotice } from "../ui/parts.js";
@@ -150,7 +150,7 @@ function processes(app, run) {
     const replica = each.replicas > 1 && `${each.replica} of ${each.replicas}`;
     const address = each.known ? formatRoute({ view: "run", run: each.run_id, tab: "actors" }) : null;
     return h("div", { class: "run-here" }, each.agents.slice(0, MOST).map((agent) => agentName(agent)), more > 0 && h("span", { class: "muted" }, `+${formatCount(more)}`), replica && h("span", { class: "muted num" }, replica),
-      run === null && (address ? h("a", { class: "tag mono", href: address, "data-key": `run ${each.run_id}` }, oneLine(each.run_id, 30)) : h("span", { class: "tag mono", title: "This run is not recorded here" }, oneLine(each.run_id, 30))));
+      run === null && (address ? h("a", { class: "tag", href: address, "data-key": `run ${each.run_id}`, title: each.run_id }, oneLine([runName({ ensemble: each.ensemble ?? "" }), each.subject || each.run_id].join(" · "), 60)) : h("span", { class: "tag mono", title: "This run is not recorded here" }, oneLine(each.run_id, 30))));
   }
 
   /** @param {ProcessTask} task */

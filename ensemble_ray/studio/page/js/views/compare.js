@@ -1,7 +1,7 @@
 // Two runs side by side, step by step; a fork and the run that it is of, say.
 
 import { fill, h, icon } from "../dom.js";
-import { countOf, formatCost, formatDuration, formatShort, formatTime } from "../format.js";
+import { countOf, formatCost, formatDuration, formatShort, formatTime, formatTokens, runLine, runName } from "../format.js";
 import { formatRoute, stepLink } from "../router.js";
 import { diffBlock, emptyState, failureState, line, statusMark, statusPill, textBlock } from "../ui/parts.js";
 
@@ -50,6 +50,7 @@ export function compareView(app, route) {
       const both = await app.source.compare(a, b);
       if (mine !== asked) return;
       found = both;
+      app.setTitle(`Compare ${[both.a, both.b].map((run) => [runName(run), runLine(run)].filter(Boolean).join(" · ").slice(0, 50)).join(" / ")}`);
       draw();
       void drawOutputs();
     } catch (error) {
@@ -82,9 +83,10 @@ export function compareView(app, route) {
    * @param {RunRow} run
    */
   function card(side, run) {
-    return h("section", { class: "card panel" }, h("div", { class: "row wrap" }, h("span", { class: "badge" }, side), statusPill(run.status), line(run.ensemble || "Unnamed team", "run-name clip", 60), run.origin_run && h("span", { class: "badge" }, "FORK")),
+    return h("section", { class: "card panel" }, h("div", { class: "row wrap" }, h("span", { class: "badge" }, side), statusPill(run.status), line(runName(run), "run-name clip", 60), run.origin_run && h("span", { class: "badge" }, "FORK")),
+      line(runLine(run), run.failure ? "run-line bad" : "run-line", 300),
       h("a", { class: "mono clip", href: formatRoute({ view: "run", run: run.run_id }) }, run.run_id),
-      h("p", { class: "muted num" }, [formatTime(run.created_at), formatDuration(run.duration_ms), `${formatShort(run.tokens)} tokens`, formatCost(run.cost)].join(" · ")));
+      h("p", { class: "muted num" }, [formatTime(run.created_at), formatDuration(run.duration_ms), `${formatTokens(run)} tokens`, formatCost(run.cost)].join(" · ")));
   }
 
   /** @param {ComparedStep} step */

@@ -15,6 +15,12 @@ import { RequestError } from "../source/http.js";
 const EVERY = 2500;
 const TIMINGS = /** @type {Record<string, string>} */ ({ before_execution: "Before the task", during_execution: "Asked by the model", after_execution: "After the task" });
 
+/**
+ * What the run is about, unless that is the task itself.
+ * @param {Review} review
+ */
+const subjectOf = (review) => (review.subject === review.task_description ? "" : review.subject ?? "");
+
 /** @param {Review} review */
 const keyOf = (review) => `${review.run_id}/${review.gate_id}`;
 
@@ -109,13 +115,14 @@ export function reviewsView(app, route) {
     row.setAttribute("aria-selected", String(isChosen));
     const left = review.expires_at === null ? null : review.expires_at - now;
     fill(row,
-      h("div", { class: "row" }, line(review.ensemble || review.run_id, "inbox-team clip", 60), h("span", { class: "grow" }), h("span", { class: "muted num" }, formatAgo(review.created_at, now))),
+      h("div", { class: "row" }, line(review.ensemble || "Unnamed team", "inbox-team", 60), line(subjectOf(review), "muted clip", 120), h("span", { class: "grow" }), h("span", { class: "muted num" }, formatAgo(review.created_at, now))),
       line(review.task_description, "clip", 120),
       h("div", { class: "row muted" }, h("span", { class: "clip" }, TIMINGS[review.timing] ?? review.timing), h("span", { class: "grow" }), left !== null && h("span", { class: left < 60_000 ? "num soon" : "num" }, formatDuration(Math.max(0, Math.ceil(left / 1000) * 1000)))));
   }
 
   function draw() {
     const now = chosen();
+    app.setTitle(now ? ["Review", now.ensemble || "Unnamed team", now.subject || now.task_description].filter(Boolean).join(" · ") : "Reviews");
     inbox.classList.toggle("nothing", reviews.length === 0);
     syncChildren(list, reviews, keyOf, make, update);
     list.setAttribute("aria-activedescendant", now ? `review-${keyOf(now)}` : "");
@@ -206,7 +213,7 @@ export function reviewsView(app, route) {
     fill(detail,
       h("div", { class: "inbox-head" }, h("div", { class: "row wrap" }, statusPill("waiting"), h("span", { "data-countdown": "", class: "num" }), h("span", { class: "grow" }), h("span", { "data-others": "", class: "muted" })),
         h("h1", { dir: "auto" }, line(review.task_description, "", 400)),
-        h("p", { class: "muted" }, `${TIMINGS[review.timing] ?? review.timing} · `, h("a", { href: stepLink(review.run_id, review.step) }, h("code", {}, review.step)), ` of ${visible(review.ensemble || "run")} `, h("code", {}, review.run_id))),
+        h("p", { class: "muted" }, `${TIMINGS[review.timing] ?? review.timing} · `, h("a", { href: stepLink(review.run_id, review.step) }, h("code", {}, review.step)), ` of ${visible([review.ensemble || "Unnamed team", subjectOf(review)].filter(Boolean).join(" · "))} `, h("code", {}, review.run_id))),
       review.prompt && h("div", { class: "banner" }, icon("person"), line(review.prompt, "grow", 1000)),
       output, editor,
       h("div", { class: "decide" },

@@ -1,10 +1,10 @@
 // One run: its head, its tabs, and the panel of the step that is chosen.
 
 import { fill, h, icon } from "../dom.js";
-import { countOf, formatAgo, formatCost, formatCount, formatDuration, formatShort, formatTime } from "../format.js";
+import { countOf, formatAgo, formatCost, formatDuration, formatTime, formatTokens, runLine, runName, tokensTitle } from "../format.js";
 import { RunModel } from "../model/run.js";
 import { TABS, formatRoute, stepLink } from "../router.js";
-import { visible } from "../text.js";
+import { oneLine, visible } from "../text.js";
 import { copyText, line, menu, progress, statusPill } from "../ui/parts.js";
 import { cancelRun, exportRun, forkRun, resumeRun } from "../ui/actions.js";
 import { actorsTab } from "./actors.js";
@@ -118,9 +118,10 @@ export async function runView(app, first) {
   let drawn = "";
   function draw() {
     const run = model.run;
-    const state = JSON.stringify([run.status, run.tokens, run.cost, run.counts, run.reviews, run.error, run.forks, run.duration_ms]);
+    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.cost, run.counts, run.reviews, run.error, run.forks, run.duration_ms]);
     if (state !== drawn) {
       drawn = state;
+      app.setTitle([runName(run), runLine(run)].filter(Boolean).join(" · "));
       drawHead(app, model, head);
       drawBanners(app, model, banners);
     }
@@ -133,7 +134,6 @@ export async function runView(app, first) {
     const spent = head.querySelector("[data-clock]");
     if (spent && model.run.status === "running") spent.textContent = formatDuration(Date.now() - model.run.created_at);
   }, 1000);
-  app.setTitle(model.run.ensemble || model.run.run_id);
   const unwatch = model.watch(draw);
   openTab();
   openStep();
@@ -174,14 +174,14 @@ function drawHead(app, model, head) {
   const facts = [
     ["Started", h("time", { datetime: new Date(run.created_at).toISOString(), title: formatTime(run.created_at) }, formatAgo(run.created_at, Date.now()))],
     ["Duration", h("span", { "data-clock": run.duration_ms === null ? "" : null }, formatDuration(spent))],
-    ["Tokens", h("span", { title: formatCount(run.tokens) }, formatShort(run.tokens))],
+    ["Tokens", h("span", { title: tokensTitle(run) }, formatTokens(run))],
     ["Cost", formatCost(run.cost)],
     ["Steps", progress(run.counts)],
   ];
   fill(head,
     h("div", { class: "run-title" },
       h("a", { class: "icon-button", href: model.isFile ? "#/files" : "#/runs", "aria-label": model.isFile ? "All files" : "All runs", title: model.isFile ? "All files" : "All runs", hidden: app.source.isFile }, icon("left")),
-      h("h1", { class: "clip" }, line(run.ensemble || "Unnamed team", "", 80)),
+      h("h1", { class: "clip" }, line(runName(run), "", 80)),
       statusPill(run.status),
       h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
       Object.entries(run.tags).slice(0, 4).map(([key, value]) => h("span", { class: "tag wide" }, visible(value ? `${key}: ${value}` : key))),
@@ -194,6 +194,7 @@ function drawHead(app, model, head) {
         ...(model.isFile ? [] : [{ label: "One HTML file", hint: "Opens offline and contains the whole run", run: () => void exportRun(app, run.run_id, "html") }]),
         { label: "JSON", hint: "For programs", run: () => void exportRun(app, run.run_id, "json") },
       ])),
+    run.subject && h("p", { class: "run-subject", title: oneLine(run.subject) }, line(run.subject, "", 400)),
     h("dl", { class: "facts" }, facts.map(([word, value]) => h("div", {}, h("dt", {}, /** @type {string} */ (word)), h("dd", {}, value))),
       origin && h("div", {}, h("dt", {}, "Fork of"), h("dd", {}, h("a", { href: formatRoute({ view: "run", run: origin.run_id }), class: "mono" }, origin.run_id), ` from ${origin.step}`)),
       run.forks.length > 0 && h("div", {}, h("dt", {}, "Forks"), h("dd", {}, run.forks.slice(0, 3).map((fork) => h("a", { class: "mono", href: formatRoute({ view: "run", run: fork }) }, `${fork} `))))));
