@@ -340,6 +340,8 @@ class RecordedError(NamedTuple):
     place: str = ""  # line of user code that raised: `File "team.py", line 3, in pick`; empty: no user code raised
     causes: Sequence[RecordedCause] = ()  # nearest first
     is_own: bool = False
+    #: the failed execution inside a unit, or the unit that failed; empty: `key` says it, or an earlier version recorded it
+    instance: str = ""
 
     @classmethod
     def of(cls, error: BaseException, *, key: str = "") -> Self:
@@ -390,6 +392,7 @@ def _read_errors(value: Sequence[Mapping[str, object]]) -> tuple[RecordedError, 
             **{name: as_text(each.get(name)) for name in _ERROR_TEXTS},
             causes=_read_causes(each.get("causes")),
             is_own=each.get("is_own") is True,
+            instance=as_text(each.get("instance")),
         )
         for each in value
     )

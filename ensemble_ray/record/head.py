@@ -23,7 +23,7 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import CaptureMode
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.record.stores import RunReader
 
 HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded, RunInterrupted)
 
@@ -115,6 +115,12 @@ class RunHead:
         return None if self.end is None else self.end.own_error
 
     @property
+    def failed_unit(self) -> str:
+        """Path of the loop, phase or graph that failed the run, or of its execution; empty: a task or the run itself failed."""
+        first = self.errors[0] if self.errors else None
+        return "" if first is None or first.key else first.instance
+
+    @property
     def started_at(self) -> float:
         """Unix time, s; 0 if no fact is recorded."""
         return self._recorded_at if self.header.started_at is None else self.header.started_at
@@ -142,7 +148,7 @@ def name_in(header: PlanRecorded) -> str:
     return header.name or origin_in(header).name
 
 
-async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
+async def read_head(store: RunReader, run_id: str, *, is_partial: bool = False) -> RunHead:
     return RunHead(await head_facts(store, run_id, is_partial=is_partial))
 
 
@@ -156,5 +162,5 @@ def locate_errors(location: str) -> Generator[None]:
         raise RecordError(f"{error} (in {location})", location) from error
 
 
-async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:
+async def head_facts(store: RunReader, run_id: str, *, is_partial: bool = False) -> list[Fact]:
     return [fact async for page in store.read(run_id, kinds=HEAD_KINDS, is_partial=is_partial) for fact in page]

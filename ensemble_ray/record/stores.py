@@ -356,25 +356,44 @@ def resume_advice(run_id: str, origin: str | None, *, field: str = "", command: 
     return f"{at_command}, or {in_program}" if origin is None else at_command if origin else in_program
 
 
-def fork_advice(run_id: str, origin: str, facts: Iterable[Fact], *, command: str = "ensemble-ray") -> str:
-    """Return how to fork a failed run; empty if no task failed, or no output can be reused."""
-    failed, has_output = "", False
+def fork_point(facts: Iterable[Fact], unit: str = "") -> str:
+    """Return where to fork a failed run: the task that failed, or the last execution of the unit that failed.
+
+    Empty if no task or unit failed, or no output can be reused. `facts`: the outputs and failures of its tasks.
+    """
+    failed, outputs = "", list[str]()
     for fact in facts:
         if delegating_call(fact.name) is not None:
             continue
         if isinstance(fact.data, FailureRecorded):
             failed = failed or fact.name
-        has_output |= isinstance(fact.data, OutputRecorded)
-    if not failed or not has_output:
+        elif isinstance(fact.data, OutputRecorded):
+            outputs.append(fact.name)
+    if not failed and unit:
+        execution = unit if "#" in unit.rpartition("/")[2] else f"{unit}#"
+        last = next((each for each in reversed(outputs) if each.startswith(execution)), "")
+        failed = last[: last.find("/", len(execution))] if last else ""
+        outputs = [each for each in outputs if not each.startswith(f"{failed}/")]
+    if not failed or not outputs:
         return ""
-    name = failed if "/" in failed else node_key(failed)
+    return failed if "/" in failed or ":" in failed else node_key(failed)
+
+
+def fork_advice(
+    run_id: str, origin: str, facts: Iterable[Fact], *, unit: str = "", command: str = "ensemble-ray"
+) -> str:
+    """Return how to fork a failed run from its `fork_point`; empty if it has none."""
+    if not (name := fork_point(facts, unit)):
+        return ""
     if not origin:
         return f"ensemble_ray.fork({run_id!r}, {name!r}, ensemble), in the program that began it"
     return f"{command} fork {run_id} --from {shlex.quote(name)}"
 
 
-async def read_fork_advice(store: RunStore, run_id: str, origin: str, *, command: str = "ensemble-ray") -> str:
+async def read_fork_advice(
+    store: RunStore, run_id: str, origin: str, *, unit: str = "", command: str = "ensemble-ray"
+) -> str:
     ends: list[Fact] = []
     async for page in store.read(run_id, kinds=kinds_of(OutputRecorded, FailureRecorded), has_data=False):
         ends += page
-    return fork_advice(run_id, origin, ends, command=command)
+    return fork_advice(run_id, origin, ends, unit=unit, command=command)

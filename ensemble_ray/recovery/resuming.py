@@ -167,7 +167,7 @@ async def start_resumed(
     head = RunHead(facts)
     fork = ""
     if head.state is RunState.FAILED and not head.is_dynamic:
-        fork = await read_fork_advice(store, found.run_id, head.source.place)
+        fork = await read_fork_advice(store, found.run_id, head.source.place, unit=head.failed_unit)
     check_resumable(found, head, take_over=take_over, fork=fork)
     # Loading runs user code, which may be slow.
     call = f"resume('{found.run_id}', ensemble)"

@@ -59,7 +59,7 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     Waiting,
 )
-from ensemble_ray.values.ids import RUN, key_of
+from ensemble_ray.values.ids import RUN, instance_of, key_of
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import Directive, ModelSwitch, OpenReview, RunDirective
 from ensemble_ray.values.task_output import TaskOutput
@@ -480,10 +480,12 @@ async def unit_reasons(
                 if output is not None:
                     outputs[instance] = output
     ended = EndedUnits(plan=plan, results=ending.units, failures=ending.unit_failures, outputs=outputs)
-    return [
-        OwnReason(each.at, raised.get(each.unit) or RecordedError.of(error_of_unit(ended, each, None)))
-        for each in ending.unit_failures
-    ]
+    found: list[OwnReason] = []
+    for each in ending.unit_failures:
+        reason = raised.get(each.unit) or RecordedError.of(error_of_unit(ended, each, None))
+        path = instance_of(each.unit, occurrence=each.step - 1) if each.step else each.unit
+        found.append(OwnReason(each.at, reason._replace(instance=path)))
+    return found
 
 
 def constraint_reasons(plan: Plan, delegated_roles: Collection[str], at: float) -> Sequence[OwnReason]:

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from ensemble_ray.definition.fields import Durability, Origin
 from ensemble_ray.definition.run_options import RunOptions
-from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError
 from ensemble_ray.errors.texts import shorten_tracebacks
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
 from ensemble_ray.events.delivery import EventStream
@@ -24,6 +24,7 @@ from ensemble_ray.process.context import (
     log_context,
     use_traceparent,
 )
+from ensemble_ray.record.failure import read_failure
 from ensemble_ray.record.head import name_in
 from ensemble_ray.record.opening import effective_capture_mode, store_at
 from ensemble_ray.record.result import RunResultHead, assemble, not_begun
@@ -295,12 +296,14 @@ class Run:
             except ValidationError as error:
                 self._state = RunState.FAILED
                 self._name_run(error)
+                await self._explain(error)
                 _log.info("Run refused (%s)", type(error).__name__)
                 raise
             except Exception as error:
                 if self._state is not RunState.INTERRUPTED:
                     self._state = RunState.FAILED
                 self._name_run(error)
+                await self._explain(error)
                 self._traced.fail(error)
                 _log.info("Run %s (%s)", self._state.value, type(error).__name__)
                 raise
@@ -319,6 +322,18 @@ class Run:
         if self._launcher.has_begun and getattr(error, "run_id", None) is None:
             with contextlib.suppress(AttributeError):  # a class with slots
                 error.run_id = self.id  # type: ignore[attr-defined]
+
+    async def _explain(self, error: Exception) -> None:
+        """Add a note with what failed and what to do next, as `ensemble-ray trace` shows it (S-ERR-68)."""
+        address = self._scope.store_address
+        if address is None or not self._launcher.has_begun:
+            return
+        store = store_at(address)
+        with contextlib.suppress(RecordError):  # the error itself is raised
+            run = await store.summary(self.id)
+            failure = None if run is None else await read_failure(store, run)
+            if failure is not None:
+                error.add_note(failure.note())
 
     async def _run(self) -> EnsembleOutput:
         try:

@@ -468,7 +468,8 @@ class PlannedTasks:
             )
             self._failed.append(failed)
             reason = result.failure.reason
-        self._reasons.append(OwnReason(result.at, reason._replace(key=result.key)))
+        inside = result.instance if "/" in result.instance else ""
+        self._reasons.append(OwnReason(result.at, reason._replace(key=result.key, instance=inside)))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
         """Each fact counts the following ones of its group, which is handled together."""

@@ -18,15 +18,13 @@ from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.facts.fact import as_mapping, as_sequence, as_text
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.private_files import private_directory
-from ensemble_ray.record.head import read_head
 from ensemble_ray.record.history import RecordedExecution
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import StoreAddress, resume_advice
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.recovery.deciding import record_decision, request_end
-from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
-from ensemble_ray.studio.reading import CachedRun, RunViews
+from ensemble_ray.studio.reading import RunViews, fork_obstacle, resume_obstacle
 from ensemble_ray.studio.schemas import Decision, NewFork, PreviewedCall, PreviewedStep, ReviewSchema, RunPreview
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.steps import title_of
@@ -127,9 +125,6 @@ def _last_words(said: str) -> str:
     return str(one_line(text, _SAID)) or "The command failed without output"
 
 
-_OF_PROGRAM = (
-    "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
-)
 _DONE = frozenset({"completed", "exited"})
 
 
@@ -172,13 +167,12 @@ class LocalActions:
                 for call in (each.open_calls or {}).values()
                 if call.effect == "once"  # other calls can be repeated
             ],
-            blocked=self._obstacle(seen),
+            blocked=resume_obstacle(seen),
         )
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
-        await self._views.summary(run_id)
-        if not (await read_head(self._store, run_id)).source.place:
-            return RunPreview(blocked=_OF_PROGRAM.format("fork"))
+        if (obstacle := fork_obstacle(await self._views.see(run_id))) is not None:
+            return RunPreview(blocked=obstacle)
         try:
             offer = await self._processes.ask(["fork", run_id, f"--from={from_step}", "--dry-run", "--json"])
         except EnsembleError as error:
@@ -191,7 +185,7 @@ class LocalActions:
 
     async def resume(self, run_id: str) -> str:
         seen = await self._views.see(run_id)
-        if (obstacle := self._obstacle(seen)) is not None:
+        if (obstacle := resume_obstacle(seen)) is not None:
             raise StudioRefusal(HTTPStatus.CONFLICT, "CANNOT_RESUME", obstacle)
         last = seen.view.cursor
 
@@ -238,22 +232,6 @@ class LocalActions:
                     can_decide=False,
                 )
         raise not_found("gate", gate_id)
-
-    @staticmethod
-    def _obstacle(seen: CachedRun) -> str | None:
-        """Return why a run cannot be resumed."""
-        head = seen.view.totals.head
-        try:
-            check_resumable(seen.summary, head)
-        except EnsembleError as error:
-            return message_of(error)
-        if seen.view.totals.state(seen.summary).value == "completed":
-            return f"Run '{seen.summary.run_id}' is completed"
-        if not head.source.place:
-            return _OF_PROGRAM.format("resume")
-        if head.state.value == "budget_exhausted":
-            return f"It needs a larger budget: {resume_advice(seen.summary.run_id, head.source.place, field='max_tokens=N')}"
-        return None
 
 
 def _list_offered(tasks: object) -> list[PreviewedStep]:

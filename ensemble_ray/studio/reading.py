@@ -16,16 +16,19 @@ from http import HTTPStatus
 from typing import Literal, NamedTuple, get_args
 
 from ensemble_ray.definition.run_options import has_tag
-from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.errors import EnsembleError, RecordError, ValidationError, message_of
 from ensemble_ray.process.concurrency import threads
+from ensemble_ray.record.failure import read_failure, read_next_step
 from ensemble_ray.record.open_reviews import fold_gates
-from ensemble_ray.record.stores import RecordedRun, RunReader
+from ensemble_ray.record.stores import RecordedRun, RunReader, resume_advice
+from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FlowDrawer, FlowView
 from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
 from ensemble_ray.studio.schemas import RunGroup, RunList, RunRow, RunSeries
 from ensemble_ray.studio.views.run_view import TOTAL_KINDS, RunTotals, RunView, review_of
 from ensemble_ray.studio.views.steps import compare_steps, detail_of, wire_status
+from ensemble_ray.values.outputs import RunState
 
 MOST_ROWS, _USUAL_ROWS = 200, 50  # rows of one page: the most, and the default
 _READ_A_PAGE = 200  # a page that needs the contents of records reads so many unknown ones
@@ -425,6 +428,49 @@ class RunViews:
                 await asyncio.sleep(0)  # a long record blocks the loop for one page at a time
 
 
+_OF_PROGRAM = (
+    "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
+)
+
+
+def resume_obstacle(seen: CachedRun) -> str | None:
+    """Return why a run cannot be resumed here."""
+    head, run_id = seen.view.totals.head, seen.summary.run_id
+    try:
+        check_resumable(seen.summary, head)
+    except EnsembleError as error:
+        return message_of(error)
+    if seen.view.totals.state(seen.summary) is RunState.COMPLETED:
+        return f"Run '{run_id}' is completed"
+    if not head.source.place:
+        return _OF_PROGRAM.format("resume")
+    if head.state is RunState.BUDGET_EXHAUSTED:
+        return f"It needs a larger budget: {resume_advice(run_id, head.source.place, field='max_tokens=N')}"
+    return None
+
+
+def fork_obstacle(seen: CachedRun) -> str | None:
+    """Return why a run cannot be forked here, whatever the step."""
+    head = seen.view.totals.head
+    if head.is_dynamic or head.header.is_empty:
+        return f"Run '{seen.summary.run_id}' has no plan to fork from"
+    if seen.summary.state.is_active:
+        return f"Run '{seen.summary.run_id}' is running: wait for its end"
+    return None if head.source.place else _OF_PROGRAM.format("fork")
+
+
+def offers_of(seen: CachedRun) -> list[schemas.Action]:
+    """Return the actions on a run that would not be refused."""
+    found: list[schemas.Action] = []
+    if not seen.view.totals.state(seen.summary).is_final:
+        found.append("cancel")
+    if resume_obstacle(seen) is None:
+        found.append("resume")
+    if fork_obstacle(seen) is None:
+        found.append("fork")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDelta:
     changes: schemas.LiveSteps | None
@@ -474,7 +520,7 @@ class StudioReader:
         self._views.evict(run_id)
 
     async def run(self, run_id: str, visitor: Visitor) -> schemas.RunDetailSchema:
-        return self._detail(await self._see(run_id, visitor), visitor)
+        return await self._detail(await self._see(run_id, visitor), visitor)
 
     async def series(self, run_id: str, visitor: Visitor) -> schemas.RunSeries:
         summary = await self.check_visible(run_id, visitor)
@@ -498,7 +544,8 @@ class StudioReader:
         steps = view.steps.rows(after=after)
         if is_over and after >= view.cursor:
             steps = [row for row in view.steps.rows() if row.status == "interrupted"]
-        changes = schemas.LiveSteps(steps=steps, run=self._detail(seen, visitor, has_texts=False), cursor=view.cursor)
+        run = await self._detail(seen, visitor, has_texts=False)
+        changes = schemas.LiveSteps(steps=steps, run=run, cursor=view.cursor)
         return RunDelta(changes=changes, is_over=is_over, stamp=now)
 
     async def step(self, run_id: str, step_id: str, visitor: Visitor) -> schemas.StepDetail:
@@ -584,13 +631,25 @@ class StudioReader:
             return list(reviews)
         return [each.model_copy(update=change) if is_ours(each.gate_id) else each for each in reviews]
 
-    def _detail(self, seen: CachedRun, visitor: Visitor, *, has_texts: bool = True) -> schemas.RunDetailSchema:
+    async def _detail(self, seen: CachedRun, visitor: Visitor, *, has_texts: bool = True) -> schemas.RunDetailSchema:
+        summary, problem, failure, next_step = seen.summary, seen.problem, None, None
+        if not seen.view.totals.state(summary).is_active:
+            is_partial = problem is not None
+            try:
+                failure = await read_failure(self._store, summary, is_partial=is_partial)
+                step = None if failure else await read_next_step(self._store, summary, is_partial=is_partial)
+                next_step = failure.next if failure else step
+            except RecordError as error:  # the rest of the run is shown
+                problem = problem or message_of(error)
         detail = seen.view.detail(
-            seen.summary,
+            summary,
             at=time.time(),
             can_decide=self._can_decide,
-            forks=self._listing.forks_of(seen.summary.run_id, visitor.may_see),
-            problem=seen.problem,
+            forks=self._listing.forks_of(summary.run_id, visitor.may_see),
+            problem=problem,
+            failure=failure,
+            next_step=next_step,
+            offers=offers_of(seen),
             has_texts=has_texts,
         )
         return detail.model_copy(update={"reviews": self._mark(detail.reviews)}) if detail.reviews else detail

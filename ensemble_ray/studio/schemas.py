@@ -271,9 +271,34 @@ class StepError(StudioSchema):
     causes: list[Text] = []  # nearest first, with their classes
 
 
+class FailedAttemptSchema(StudioSchema):
+    """One start of the failed step."""
+
+    started_at: Millis
+    ended_at: Millis
+    waited_ms: Millis = 0  # for rate limits
+
+
 class RunError(StepError):
     place: Text = ""  # line of user code
     first_failed_step: str | None = None
+    what: Text = ""  # what failed
+    lines: list[Text] = []  # the whole text, as `ensemble-ray trace` and the exception show it
+    step: str | None = None  # the failed one, or the failed unit; null: the run itself
+    fork_from: str | None = None  # argument of `ensemble-ray fork --from`
+    others: int = 0  # number of further errors
+    answer: Text | None = None  # the last answer, if it did not have the declared type
+    refusal: Text = ""  # why that answer was refused
+    attempts: list[FailedAttemptSchema] = []
+    requests: int = 0  # of its last model call
+    remedy: Text = ""
+
+
+class NextStepSchema(StudioSchema):
+    """What to do with a run."""
+
+    text: Text
+    command: Text = ""  # at the command line, or in the program that began the run
 
 
 class ForkOrigin(StudioSchema):
@@ -366,6 +391,8 @@ class RunDetailSchema(RunRow):
     problem: Text | None = None  # why the record cannot be read to the end
     resume_advice: Text | None = None  # of an interrupted run
     item_retry: ItemRetry | None = None  # of a map-reduce with failed items that does not run
+    next_step: NextStepSchema | None = None
+    offers: list[Action] = []  # actions that would not be refused
 
 
 class ComparedSide(StudioSchema):

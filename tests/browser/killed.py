@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from ensemble_ray import Ensemble, InlineRuntime, TaskHandlerContext, tool
+from ensemble_ray.definition.fields import Origin
+from ensemble_ray.teamfile import load_source
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, answer, call, task
 from tests.processes import own_environment
@@ -40,8 +42,8 @@ def team() -> Ensemble:
 
 
 def die(home: str, run_id: str) -> None:
-    """Run until the process ends."""
-    team().run(runtime=InlineRuntime(home=Path(home)), run_id=run_id)
+    """Run until the process ends. Another process finds the team by its place."""
+    load_source(Origin(place=f"{__name__}:team")).run(runtime=InlineRuntime(home=Path(home)), run_id=run_id)
 
 
 def kill_run(home: Path, run_id: str) -> None:

@@ -81,8 +81,8 @@ async def test_the_second_of_two_decisions_says_who_was_first(
     await pages[1].clock.pause_at(await pages[1].evaluate("Date.now()") + 60_000)
     await pages[0].get_by_role("button", name="Approve").click()
     await expect(pages[0].locator(".empty")).to_be_visible()
-    if await pages[1].get_by_role("button", name="End the run").count():
-        await pages[1].get_by_role("button", name="End the run").click()
+    if await pages[1].get_by_role("button", name="End run").count():
+        await pages[1].get_by_role("button", name="End run").click()
         await pages[1].get_by_role("button", name="Yes, end it here").click()
         await expect(pages[1].locator(".toast.bad")).to_contain_text("has been decided: approve, by")
 
@@ -102,7 +102,7 @@ async def test_a_fork_says_what_it_takes_and_what_it_does_again(page: Page, runs
 async def test_resuming_a_killed_run_names_the_call_that_nobody_knows_of(page: Page, runs: Runs) -> None:
     """S-STU-145."""
     await page.goto(runs.at("/runs/killed/flow"))
-    await page.get_by_role("button", name="Resume").click()
+    await page.get_by_role("button", name="Continue").click()
     dialog = page.get_by_role("dialog")
     await expect(dialog).to_contain_text("transfer")
 
@@ -114,7 +114,7 @@ async def test_a_page_without_actions_offers_none(page: Page, runs: Runs) -> Non
     try:
         await page.goto(f"{server.url}#/runs/failed/flow")
         await expect(page.get_by_role("button", name="Export")).to_be_visible()
-        for name in ("Resume", "Fork", "Cancel"):
+        for name in ("Continue", "Fork", "End run"):
             assert await page.get_by_role("button", name=name, exact=True).count() == 0
         await page.goto(f"{server.url}#/reviews")
         await expect(page.get_by_role("button", name="Approve")).to_be_disabled()

@@ -58,7 +58,7 @@ async def test_a_page_follows_a_run_to_its_end(own: Runs, page: Page, gate: Gate
     await expect(page.locator("canvas")).to_have_attribute("aria-label", re.compile("2 steps"))
     gate.open.set()
     await expect(page.locator("canvas")).to_have_attribute("aria-label", re.compile("3 steps"))
-    await expect(page.locator(".run-head .status")).to_have_text("completed")
+    await expect(page.locator(".run-head .status")).to_have_text("Completed")
     await page.get_by_role("tab", name="Flow").click()
     await expect(page.locator(".node.is-completed")).to_have_count(3)
     await work
@@ -78,7 +78,7 @@ async def test_a_reload_in_mid_run_and_a_second_page_see_the_same(
     gate.open.set()
     for page in pages:
         await expect(page.locator(".step-row .is-completed")).to_have_count(3)
-        await expect(page.locator(".run-head .status")).to_have_text("completed")
+        await expect(page.locator(".run-head .status")).to_have_text("Completed")
     # not `all_inner_texts`, which depends on whether a row that is drawn anew meanwhile is still in the document
     texts = [await page.locator(".step-row").all_text_contents() for page in pages]
     assert texts[0] == texts[1]

@@ -35,7 +35,7 @@ async def test_finished_runs_lie_above_the_one_that_goes_on(own: Runs, page: Pag
     await expect(selector.locator("option")).to_have_count(3)
     assert await selector.input_value() == "now"
     texts = [text.split(" \u00b7 ")[:2] for text in await selector.locator("option").all_inner_texts()]
-    assert texts == [["#3", "running"], ["#2", "completed"], ["#1", "completed"]]
+    assert texts == [["#3", "Running"], ["#2", "Completed"], ["#1", "Completed"]]
 
     await page.get_by_role("tab", name="Timeline").click()
     lines = page.locator(".stack-run")
@@ -54,7 +54,7 @@ async def test_finished_runs_lie_above_the_one_that_goes_on(own: Runs, page: Pag
     gate.open.set()
     await work
     await page.get_by_role("tab", name="Flow").click()
-    await expect(selector.locator("option").first).to_have_text(re.compile("#3 \u00b7 completed"))
+    await expect(selector.locator("option").first).to_have_text(re.compile("#3 \u00b7 Completed"))
     await selector.select_option("one")
     await expect(page).to_have_url(re.compile("#/runs/one/flow"))
     await expect(page.locator(".node.is-completed")).to_have_count(3)
@@ -83,7 +83,7 @@ async def test_files_of_a_folder_are_opened_in_the_page(own: Runs, page: Page, t
         await expect(page.locator(".node")).to_have_count(6)
         await page.reload()
         await expect(page.locator(".node", has_text="CP")).to_have_count(4)
-        await expect(page.get_by_role("button", name=re.compile("Fork|Cancel|Resume"))).to_have_count(0)
+        await expect(page.get_by_role("button", name=re.compile("Fork|End run|Continue"))).to_have_count(0)
         await page.get_by_role("link", name="All files").click()
         await page.get_by_role("link", name=re.compile("TRACE")).click()
         await page.locator(".node").first.click()

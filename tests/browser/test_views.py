@@ -52,13 +52,13 @@ async def test_the_list_says_how_every_run_stands(page: Page, runs: Runs) -> Non
     await page.goto(runs.at("/runs"))
     rows = page.locator(".run")
     await expect(rows).to_have_count(len(_RUNS) + 2)
-    failed = rows.filter(has=page.locator(".is-failed"))
+    failed = rows.filter(has_text="Failed")
     await expect(failed).to_have_count(1)
     await expect(rows.filter(has_text="1 to review")).to_have_count(1)
-    await expect(rows.filter(has_text="killed")).to_contain_text("interrupted")
+    await expect(rows.filter(has_text="killed")).to_contain_text("Process died")
     await failed.click()
     await expect(page).to_have_url(re.compile("#/runs/failed/flow"))
-    await expect(page.locator(".banner")).to_contain_text("refused the key (401)")
+    await expect(page.locator(".failure")).to_contain_text("refused the key (401)")
 
 
 async def test_search_and_filters_stand_in_the_address(page: Page, runs: Runs) -> None:
@@ -251,7 +251,7 @@ async def test_the_first_error_is_one_click_away(page: Page, runs: Runs) -> None
 async def test_a_killed_run_says_what_nobody_knows(page: Page, runs: Runs) -> None:
     """S-STU-123, S-STU-201: the call that its process died in has an unknown effect, and resuming says so before."""
     await page.goto(runs.at("/runs/killed/steps"))
-    await expect(page.locator(".banner")).to_contain_text("ensemble_ray.resume('killed', ensemble)")
+    await expect(page.locator(".failure")).to_contain_text("ensemble-ray resume killed")
     await page.locator(".step-row", has_text="Pay the invoice").click()
     await expect(page.locator(".step-panel")).to_contain_text("unknown")
 

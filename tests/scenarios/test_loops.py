@@ -257,7 +257,9 @@ def test_what_loops_write_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
 def test_cap_that_raises() -> None:
     """S-LOOP-61, S-LOOP-62."""
     loop = Loop(name="refine", body=[handled(Drafts(), "writer")], max_iterations=2, on_max_iterations="throw")
-    with pytest.raises(MaxLoopIterationsExceededError, match=r"^Loop 'refine' did not converge after 2 iterations$"):
+    with pytest.raises(
+        MaxLoopIterationsExceededError, match=r"(?m)^Loop 'refine' did not converge after 2 iterations$"
+    ):
         Ensemble(loops=[loop]).run(runtime="inline")
 
 

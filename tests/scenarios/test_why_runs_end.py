@@ -27,6 +27,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedError
 from ensemble_ray.process.concurrency import run_blocking
+from ensemble_ray.record.failure import read_failure
 from ensemble_ray.record.head import read_head
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RunStore, StoreAddress
@@ -279,6 +280,50 @@ def test_all_readers_say_why_a_run_failed(
     if not isinstance(error, OWN_ERRORS) and after.error.error != "InternalError":
         problems.append(f"endpoint: {after.error}")
     assert not problems
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_all_readers_explain_a_failed_run_with_the_same_lines(
+    name: str, store: RunStore, inline_runtime: Runtime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-ERR-68, S-STU-211: what failed, why, where and what to do: `trace`, Studio, and the note of the exception."""
+    error = fail(KINDS[name], inline_runtime)
+    reason = recorded(store)
+    detail = run_blocking(StudioReader(store, can_decide=False).run(RUN, Anybody()))
+    assert detail.error is not None
+    lines = detail.error.lines
+    assert lines[0] == detail.error.what
+    assert lines[1].startswith(f"{reason.error_type}: {reason.message[:40]}")
+    assert detail.next_step is not None
+    assert lines[-1].startswith(detail.next_step.text)
+    tree = calling(capsys)("trace", RUN).printed
+    assert [line for line in lines[:-1] if line not in tree] == []
+    note = vars(error)["__notes__"][-1].split("\n")
+    told = (reason.message[:40], "caused by", "File ")  # by the traceback
+    assert note == [line for line in lines if not any(each in line for each in told)]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("task", "Task 't' failed"),
+        ("constraint", "The manager failed"),
+        ("rejected phase", "Phase 'A' failed"),
+        ("capped loop of a phase", "Loop 'refine', attempt 1 of phase 'A', failed"),
+        ("no edge", "Graph 'g', step 1, failed"),
+        ("predicate", "Loop 'refine' ('break_down') failed"),
+        ("source", "Code that makes items or tasks ('break_down') failed"),
+        ("item", "Item 1 failed"),
+    ],
+)
+def test_a_failed_run_says_what_failed(name: str, what: str, store: RunStore, inline_runtime: Runtime) -> None:
+    """S-STU-210: the task, the unit with its execution, the item, or the code of the run."""
+    fail(KINDS[name], inline_runtime)
+    summary = run_blocking(store.summary(RUN))
+    assert summary is not None
+    failure = run_blocking(read_failure(store, summary))
+    assert failure is not None
+    assert failure.what == what
 
 
 @pytest.mark.parametrize(("name", "key"), [("item", "map-1"), ("all items", "map-0"), ("source", ""), ("no items", "")])

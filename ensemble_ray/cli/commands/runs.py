@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 _READERS = 8  # records that are read concurrently
-_WITH_REASON = frozenset({"failed", "budget_exhausted", "interrupted"})  # runs in other states left failed work out
 _REASON = 160
 
 
@@ -177,6 +176,7 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
     """Return None if the run lacks the tags. Counts are unknown if its record is unreadable."""
     from ensemble_ray.definition.fields import Origin
     from ensemble_ray.definition.run_options import has_tag
+    from ensemble_ray.record.failure import WITH_REASON
     from ensemble_ray.record.head import read_head
     from ensemble_ray.record.progress import tasks_done
 
@@ -191,7 +191,7 @@ async def _read_one(store: RunStore, run: RecordedRun, tags: Sequence[str]) -> _
         damage = message_of(error) if await store.summary(run.run_id) is not None else ""
         return _Listed(run, damage=damage, name=Origin(place=run.origin).name)
     parent = None if head.forked_from is None else head.forked_from._asdict()
-    cause = head.errors[0] if head.errors and run.state.value in _WITH_REASON else None
+    cause = head.errors[0] if head.errors and run.state in WITH_REASON else None
     found = _Listed(run, progress.done, progress.total, tags=head.tags, name=head.name, forked_from=parent, error=cause)
     found = found._replace(is_interrupted=head.interruption is not None)
     end = head.end
@@ -283,7 +283,7 @@ def _show_run(
         if as_json:
             show_json(data)
         else:
-            _print_tree(rows)
+            _print_run(store, named, rows, is_partial=is_partial)
         return
     if task is None:
         facts = run_blocking(store.facts(run_id, is_partial=is_partial))
@@ -306,7 +306,21 @@ def _show_run(
         show_json_text(found.to_json())
         return
     verdicts = tuple(verdicts_of(history.stimuli.groups))
-    _print_tree([*tree_rows(found, verdicts), *directive_rows(directives), *reflection_rows(facts)])
+    tree = [*tree_rows(found, verdicts), *directive_rows(directives), *reflection_rows(facts)]
+    if task is not None:
+        _print_tree(tree)
+    else:
+        _print_run(store, named, tree, is_partial=is_partial)
+
+
+def _print_run(store: RunStore, named: RecordedRun, rows: Sequence[TreeRow], *, is_partial: bool) -> None:
+    """Print the tree of a run and, if it failed, why. The error is not printed twice."""
+    from ensemble_ray.record.failure import read_failure
+
+    failure = run_blocking(read_failure(store, named, command=own_command(), is_partial=is_partial))
+    why = () if failure is None else failure.rows()
+    told = {row.title for row in why}
+    _print_tree([*(row for row in rows if row.kind != "error" or row.title not in told), *why])
 
 
 def _draw_run(store: RunStore, named: RecordedRun, pictures: export.Pictures) -> None:

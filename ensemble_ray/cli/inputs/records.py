@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,41 +51,15 @@ def age_of(created_at: datetime, now: datetime) -> str:
     return f"{seconds // size} {unit}"
 
 
-_NEXT: Mapping[str, str] = {
-    "interrupted": "Resume it: {resume}",
-    "waiting": "When it is decided: {resume}",
-    "cancelled": "Resume it: {resume}",
-    "budget_exhausted": "Resume it with a larger budget (max_tokens or max_cost): {resume}",
-}
-# A failed map-reduce that creates its tasks while it runs (S-MR-163).
-_AGAIN = "Resume it, which tries again what failed: {resume}"
-
-
-async def _next_of(run: RecordedRun) -> str:
-    """A run may be resumable only from its own program."""
-    from ensemble_ray.record.head import read_head
-    from ensemble_ray.record.map_reduce_fold import refusal_of
-    from ensemble_ray.record.stores import read_fork_advice, resume_advice
-
-    is_spent = run.state.value == "budget_exhausted"
-    field = "max_tokens=N" if is_spent else ""
-    resume = resume_advice(run.run_id, run.origin, field=field, command=own_command())
-    if run.state.value != "failed":
-        return _NEXT.get(run.state.value, "").format(resume=resume)
-    if (head := await read_head(own_store(), run.run_id)).is_dynamic:
-        return "" if refusal_of(head) else _AGAIN.format(resume=resume)
-    fork = await read_fork_advice(own_store(), run.run_id, run.origin, command=own_command())
-    return f"Reuse its results: {fork}" if fork else ""
-
-
 def say_where(run_id: str) -> None:
     """Report the location of a run's record, and how to show and resume it."""
     from ensemble_ray.errors import EnsembleError, message_of
     from ensemble_ray.process.concurrency import run_blocking
+    from ensemble_ray.record.failure import read_next_step
 
     try:
         found = run_blocking(own_store().summary(run_id))
-        advice = "" if found is None else run_blocking(_next_of(found))
+        step = None if found is None else run_blocking(read_next_step(own_store(), found, command=own_command()))
     except EnsembleError as error:
         write_note(f"Record: cannot be looked at: {message_of(error)}")
         return
@@ -94,4 +67,4 @@ def say_where(run_id: str) -> None:
         write_note("Record: none")
         return
     lines = [f"Record: {found.location}", f"Show it: {own_command()} trace {run_id}"]
-    write_note("\n".join([*lines, advice] if advice else lines))
+    write_note("\n".join([*lines, str(step)] if step else lines))

@@ -6,7 +6,7 @@ matched by name, because a cause from another process may be a replacement of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ensemble_ray.cli.view.terminal import FAILED, USAGE, screen_line
 from ensemble_ray.errors import (
@@ -20,27 +20,12 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import brief, user_line
+from ensemble_ray.record.failure import remedy_for
 
 _SHOWN = 120
 _LONGEST = 2000  # some messages repeat whole documents
-_ENDPOINT = "Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL"
-
 # Another directory is no remedy for these.
 _DAMAGED_RECORD = ("The record ", "The run's record ")
-
-# By the class of the innermost error that has an entry.
-_ADVICE: Mapping[str, str] = {
-    "AuthenticationError": _ENDPOINT,
-    "PermissionDeniedError": _ENDPOINT,
-    "NotFoundError": _ENDPOINT,
-    "APIConnectionError": _ENDPOINT,
-    "InternalServerError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
-    "CircuitOpenError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
-    "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
-    "ConstraintViolationError": "Say in the tasks what these workers are for, or use a stronger model for the manager: manager_llm.",
-    "RecordError": "Choose another directory for records: export ENSEMBLE_RAY_HOME=DIRECTORY",
-    "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
-}
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -61,13 +46,12 @@ def describe_error(error: BaseException) -> str:
 
 def advice_of(error: BaseException) -> str:
     """Empty if the message itself says it."""
-    named = ""
+    names: list[str] = []
     for cause in _chain(error):
         if isinstance(cause, RecordError) and message_of(cause).startswith(_DAMAGED_RECORD):
             return ""
-        classes = (each.__name__ for each in type(cause).__mro__)
-        named = next((_ADVICE[name] for name in classes if name in _ADVICE), named)
-    return named
+        names += [each.__name__ for each in reversed(type(cause).__mro__)]
+    return remedy_for(names)
 
 
 def _lines(error: BaseException) -> Iterator[str]:

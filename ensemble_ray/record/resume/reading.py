@@ -230,7 +230,7 @@ def recorded_output(
     facts = list(facts)
     history = RunHistory(facts, has_details=True)
     head = history.head
-    fork = fork_advice(run_id, head.header.origin or "", facts)
+    fork = fork_advice(run_id, head.header.origin or "", facts, unit=head.failed_unit)
     if not is_answered(run_id, state, recorded_state=head.state, recorded=head.header, header=header, fork=fork):
         return None
     return output_of(history, output_types, object_ids)

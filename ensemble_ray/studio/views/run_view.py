@@ -10,6 +10,8 @@ from pathlib import PurePath
 from ensemble_ray.errors import AgentExecutionError, EnsembleError
 from ensemble_ray.facts import runs
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
+from ensemble_ray.facts.runs import NO_REASON
+from ensemble_ray.record.failure import NextStep, RunFailure
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
 from ensemble_ray.record.history import RunHistory
 from ensemble_ray.record.map_reduce_fold import fails_on_item
@@ -241,6 +243,36 @@ def _failure_line(kind: str, message: str) -> str:
     return str(one_line(f"{kind}: {text}" if kind else text, None))[:_LINE]
 
 
+def _error_of(failure: RunFailure, first_failed: str | None, shown: int | None) -> schemas.RunError | None:
+    error = failure.error
+    if error is NO_REASON:  # its process died
+        return None
+    return schemas.RunError(
+        class_=error.error_type or "Exception",
+        message=error.message,
+        causes=[f"{each.error_type}: {each.message}" for each in error.causes],
+        place=error.place,
+        first_failed_step=first_failed,
+        what=failure.what,
+        lines=list(failure.lines()),
+        step=failure.step or None,
+        fork_from=failure.fork_from or None,
+        others=failure.others,
+        answer=None if failure.answer is None else failure.answer[:shown],
+        refusal=failure.refusal,
+        attempts=[
+            schemas.FailedAttemptSchema(
+                started_at=as_millis(each.started_at),
+                ended_at=as_millis(each.ended_at),
+                waited_ms=as_millis(each.waited_s),
+            )
+            for each in failure.attempts
+        ],
+        requests=failure.requests,
+        remedy=failure.remedy,
+    )
+
+
 class RunView:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -281,6 +313,9 @@ class RunView:
         can_decide: bool,
         forks: Sequence[str] = (),
         problem: str | None = None,
+        failure: RunFailure | None = None,
+        next_step: NextStep | None = None,
+        offers: Sequence[schemas.Action] = (),
         has_texts: bool = True,
     ) -> schemas.RunDetailSchema:
         totals, state = self.totals, self.totals.state(summary)
@@ -304,7 +339,7 @@ class RunView:
             inputs={name: str(value)[:shown] for name, value in (header.inputs or {}).items()},
             exit_reason=None if reason is None else reason.value,
             exit_reason_text=exit_text(reason, state),
-            error=self._error(failed.id if failed else None),
+            error=None if failure is None else _error_of(failure, failed.id if failed else None, shown),
             first_error_step=None if failed is None else failed.id,
             counts=self.steps.counts(),
             reviews=reviews,
@@ -316,6 +351,8 @@ class RunView:
             problem=problem,
             resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
             item_retry=None if state.is_active else self._item_retry(summary.run_id),
+            next_step=None if next_step is None else schemas.NextStepSchema(**next_step._asdict()),
+            offers=list(offers),
         )
 
     def _item_retry(self, run_id: str) -> schemas.ItemRetry | None:
@@ -339,18 +376,6 @@ class RunView:
             command = shlex.join(["ensemble-ray", "map", "--retry-dead", "DEAD_LETTERS", "--ensemble", place])
             return schemas.ItemRetry(action="run", command=command, is_shell=True)
         return schemas.ItemRetry(action="run", command=_NEW_RUN, is_shell=False)
-
-    def _error(self, first_failed: str | None) -> schemas.RunError | None:
-        if not (errors := self.totals.head.errors):
-            return None
-        error = errors[0]
-        return schemas.RunError(
-            class_=error.error_type or "Exception",
-            message=error.message,
-            causes=[f"{each.error_type}: {each.message}" for each in error.causes],
-            place=error.place,
-            first_failed_step=first_failed,
-        )
 
     def _budget(self, end_reason: str | None) -> schemas.BudgetSchema:
         totals, limits = self.totals, self.totals.budget

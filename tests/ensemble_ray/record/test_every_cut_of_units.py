@@ -58,7 +58,7 @@ async def test_run_that_died_of_what_a_predicate_raised_raises_it(tmp_path: Path
     facts = await store.facts("whole")
     await write_torn(store, facts[:-1], "torn")
     again = World()
-    with pytest.raises(Exception, match=r"^no more$") as caught:
+    with pytest.raises(Exception, match=r"(?m)^no more$") as caught:
         await aresume("torn", make(again), runtime=runtime)
     assert type(caught.value).__name__ == "BookError"
     assert again.done == (0, 0, 0)

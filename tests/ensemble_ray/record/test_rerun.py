@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_ray import RunExistsError, RunState, ValidationError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import FailureRecorded, PlanRecorded
+from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded, PlanRecorded
 from ensemble_ray.record.resume.reading import check_same, is_answered, recorded_output, what_differs
 from ensemble_ray.record.stores import fork_advice, resume_advice
 
@@ -107,6 +107,25 @@ def test_the_fork_that_is_named_can_be_made(failing: str, origin: str, advice: s
     data = next(each.data for each in failed("edit", 106) if isinstance(each.data, FailureRecorded))
     failure = Fact(run=RUN, name=f"{failing}#0", at=106.0, data=data)
     assert fork_advice(RUN, origin, [*DONE, failure]) == advice
+
+
+@pytest.mark.parametrize(
+    ("unit", "outputs", "begins"),
+    [
+        ("loop:refine", ["loop:refine#0/edit#0", "loop:refine#1/edit#0"], "--from 'loop:refine#1'"),
+        ("graph:desk#1", ["graph:desk#0/read#0", "graph:desk#1/edit#0"], "--from 'graph:desk#1'"),
+        ("phase:a#0/loop:refine", ["read#0", "phase:a#0/loop:refine#2/edit#0"], "--from 'phase:a#0/loop:refine#2'"),
+        ("loop:refine", ["loop:refine#0/edit#0"], ""),
+        ("loop:refine", ["read#0"], ""),
+    ],
+)
+def test_a_fork_begins_with_the_last_execution_of_the_unit_that_failed(
+    unit: str, outputs: list[str], begins: str
+) -> None:
+    """S-DUR-153: of a loop at its cap, or a graph without an edge; none if only that execution has outputs."""
+    data = next(each.data for each in DONE if isinstance(each.data, OutputRecorded))
+    facts = [Fact(run=RUN, name=name, at=105.0, data=data) for name in outputs]
+    assert fork_advice(RUN, "team.yaml", facts, unit=unit) == f"{begins and 'ensemble-ray fork run-1 '}{begins}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray import Ensemble, InlineRuntime, MapEnsemble, MapReduceEnsemble, Task, afork
+from ensemble_ray import Ensemble, InlineRuntime, MapEnsemble, MapReduceEnsemble, Task, TaskExecutionError, afork
 from ensemble_ray.cli.map_team import map_team
 from ensemble_ray.errors import EnsembleError, RecordError
 from ensemble_ray.facts.fact import Fact
@@ -215,3 +215,34 @@ async def test_items_of_a_command_are_repeated_by_a_command(tmp_path: Path) -> N
     )
     (tmp_path / "out.jsonl").unlink()
     assert await retry_of("b", options) is None
+
+
+async def test_a_run_offers_what_would_not_be_refused(tmp_path: Path) -> None:
+    """S-STU-213, S-STU-214: a failed planned run is forked, not resumed; a run of a program is neither."""
+
+    def fail(_: object) -> str:
+        raise ValueError("no")
+
+    bad = Task(name="bad", description="b", expected_output="x", handler=fail)
+    good = Task(name="good", description="g", expected_output="x", handler=lambda _: "done")
+    inline = InlineRuntime(home=tmp_path)
+    for run_id, team, place in (
+        ("completed", Ensemble(tasks=[good]), "team.yaml"),
+        ("failed", Ensemble(tasks=[good, bad]), "team.yaml"),
+        ("program", Ensemble(tasks=[bad]), ""),
+    ):
+        with contextlib.suppress(TaskExecutionError):
+            await (team.with_origin(place, {}) if place else team).arun(runtime=inline, run_id=run_id)
+    reader = StudioReader(SqliteStore(tmp_path), can_decide=False)
+    found = {name: await reader.run(name, Anybody()) for name in ("completed", "failed", "program")}
+    assert {name: each.offers for name, each in found.items()} == {
+        "completed": ["fork"],
+        "failed": ["fork"],
+        "program": [],
+    }
+    steps = {
+        name: each.next_step and str((each.next_step.text, each.next_step.command)) for name, each in found.items()
+    }
+    assert steps["completed"] is None
+    assert "ensemble-ray fork failed --from bad" in (steps["failed"] or "")
+    assert "no finished task can be reused" in (steps["program"] or "")

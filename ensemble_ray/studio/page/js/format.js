@@ -2,15 +2,13 @@
 
 /** @typedef {import("./types.js").Cost} Cost */
 
-const WORDS = /** @type {Record<string, string>} */ ({
-  budget_exhausted: "budget exhausted",
-});
+const WORDS = /** @type {Record<string, string>} */ ({ budget_exhausted: "Budget exhausted", exited: "Ended early", interrupted: "Process died" });
 
 /** @type {Record<string, string>} */
 const TONES = {
   accepted: "stopped", pending: "stopped", ready: "stopped", skipped: "stopped", cancelled: "stopped", rejected: "failed",
   running: "running", waiting: "waiting", completed: "completed", failed: "failed", exited: "exited",
-  interrupted: "waiting", budget_exhausted: "exited",
+  interrupted: "failed", budget_exhausted: "exited",
 };
 
 /** @type {Record<string, string>} */
@@ -21,7 +19,7 @@ const GLYPHS = {
 
 /** @param {string} status */
 export function statusWord(status) {
-  return WORDS[status] ?? status;
+  return WORDS[status] ?? status.charAt(0).toUpperCase() + status.slice(1);
 }
 
 /**

@@ -65,11 +65,29 @@
  * @property {boolean} decidable
  */
 /**
+ * @typedef {object} RunError
+ * @property {string} class
+ * @property {string} message
+ * @property {string[]} [causes]
+ * @property {string} [place]
+ * @property {string|null} first_failed_step
+ * @property {string} [what]
+ * @property {string[]} [lines]
+ * @property {string|null} [step]
+ * @property {string|null} [fork_from]
+ * @property {number} [others]
+ * @property {string|null} [answer]
+ * @property {string} [refusal]
+ * @property {{started_at: number, ended_at: number, waited_ms: number}[]} [attempts]
+ * @property {number} [requests]
+ * @property {string} [remedy]
+ */
+/**
  * @typedef {object} RunExtra
  * @property {Record<string, unknown>} inputs
  * @property {string|null} exit_reason
  * @property {string|null} exit_reason_text
- * @property {{class: string, message: string, causes?: string[], place?: string, first_failed_step: string|null}|null} error
+ * @property {RunError|null} error
  * @property {string|null} first_error_step
  * @property {Record<string, number>} counts
  * @property {Review[]} reviews
@@ -81,6 +99,8 @@
  * @property {string|null} problem
  * @property {string|null} [resume_advice]
  * @property {ItemRetry|null} [item_retry]
+ * @property {{text: string, command: string}|null} [next_step]
+ * @property {string[]} [offers]
  */
 /** @typedef {{action: "resume"|"fork"|"run", step: string|null, command: string, is_shell: boolean}} ItemRetry */
 /** @typedef {RunRow & RunExtra} RunDetail */

@@ -93,6 +93,14 @@ function callOf(call, iteration) {
 }
 
 /**
+ * How the run ended: a trace has no state if the run completed.
+ * @param {Fields} trace
+ */
+function statusOf(trace) {
+  return /** @type {import("../types.js").RunStatus} */ (text(fields(trace.metadata).state) || "completed");
+}
+
+/**
  * @param {string} name
  * @param {Fields} trace
  * @returns {RunFile}
@@ -105,9 +113,10 @@ export function traceFile(name, trace) {
   const metrics = fields(trace.metrics);
   const inputs = fields(trace.inputs);
   const run = plainRun(text(trace.ensemble_id) || name, {
-    ensemble: text(trace.ensemble_name) || name.replace(/\.trace\.json$|\.json$/, ""), status: errors.length ? "failed" : "completed", workflow: text(trace.workflow), created_at: start ?? 0, ended_at: end, duration_ms: start === null || end === null ? null : end - start,
+    ensemble: text(trace.ensemble_name) || name.replace(/\.trace\.json$|\.json$/, ""), status: statusOf(trace), workflow: text(trace.workflow), created_at: start ?? 0, ended_at: end, duration_ms: start === null || end === null ? null : end - start,
     tokens: known(metrics.total_tokens), counts: { completed: details.length }, inputs, subject: Object.entries(inputs).map(([name, value]) => `${name}: ${value}`).join(" · "),
-    failure: errors[0] ? `${text(errors[0].error_type)}: ${text(errors[0].message)}` : "", error: errors[0] ? { class: text(errors[0].error_type), message: text(errors[0].message), first_failed_step: null } : null,
+    failure: errors[0] ? `${text(errors[0].error_type)}: ${text(errors[0].message)}` : "",
+    error: errors[0] && statusOf(trace) !== "completed" ? { class: text(errors[0].error_type), message: text(errors[0].message), place: text(errors[0].place), first_failed_step: null, what: text(errors[0].task_description) && `Task '${text(errors[0].task_description)}' failed`, others: errors.length - 1 } : null,
   });
   const flow = dagFlow({ tasks: tops.map(({ detail }, at) => ({ id: String(at), description: detail.title, agent_role: detail.agent, parallel_group: detail.level ?? at, map_reduce_level: detail.level, node_type: detail.kind === "task" ? null : detail.kind })) });
   const levels = tallyLevels(details);

@@ -61,11 +61,11 @@ export function cancelRun(app, model) {
   const button = h("button", { class: "button danger solid", type: "button", onclick: () => during(button, async () => {
     await app.source.cancel(model.run.run_id);
     dialog.close();
-    toast("Cancellation requested");
-  }) }, "Cancel the run");
+    toast("The run is ending");
+  }) }, "End run");
   const dialog = openDialog({
-    title: "Cancel this run?",
-    body: [h("p", {}, `${running ? `${countOf(running, "step")} in progress ${running === 1 ? "is" : "are"} cancelled, and no new step starts.` : "No new step starts."} The record stays, and you can resume the run later.`)],
+    title: "End this run?",
+    body: [h("p", {}, `${running ? `${countOf(running, "step")} in progress ${running === 1 ? "is" : "are"} cancelled, and no new step starts.` : "No new step starts."} The record stays, and you can continue the run later.`)],
     buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Keep it running"), button],
   });
 }
@@ -79,10 +79,10 @@ export async function resumeRun(app, model) {
   const button = h("button", { class: "button primary", type: "button", disabled: true, onclick: () => during(button, async () => {
     await app.source.resume(model.run.run_id);
     dialog.close();
-    toast("The run is resumed");
+    toast("The run continues");
     await model.refresh();
-  }) }, icon("play"), "Resume");
-  const dialog = openDialog({ title: "Resume this run", body: [body], buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"), button] });
+  }) }, icon("play"), "Continue");
+  const dialog = openDialog({ title: "Continue this run", body: [body], buttons: [h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"), button] });
   try {
     const preview = await app.source.resumePreview(model.run.run_id);
     fill(body, previewBody(preview));

@@ -36,7 +36,7 @@ export function progressBar(counts) {
  * @param {Record<string, number>} counts
  */
 export function progressWords(counts) {
-  return ORDER.filter((status) => counts[status]).map((status) => `${formatCount(counts[status])} ${statusWord(status)}`).join(", ");
+  return ORDER.filter((status) => counts[status]).map((status) => `${formatCount(counts[status])} ${statusWord(status).toLowerCase()}`).join(", ");
 }
 
 /** @param {Record<string, number>} counts */

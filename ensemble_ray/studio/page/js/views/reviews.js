@@ -157,7 +157,7 @@ export function reviewsView(app, route) {
     const approve = h("button", { class: "button primary", type: "button", title: "y", onclick: () => void send("approve") }, icon("completed"), "Approve");
     const edit = h("button", { class: "button", type: "button", title: "d", "aria-expanded": "false", onclick: () => openEditor(editor.hidden) }, "Edit…");
     const save = h("button", { class: "button primary", type: "button", hidden: true, onclick: () => void send("edit") }, icon("completed"), "Use this text");
-    const exit = h("button", { class: "button danger", type: "button", title: "x", onclick: () => confirmExit() }, icon("exited"), "End the run");
+    const exit = h("button", { class: "button danger", type: "button", title: "x", onclick: () => confirmExit() }, icon("exited"), "End run");
     const sure = h("button", { class: "button danger solid", type: "button", hidden: true, onclick: () => void send("exit") }, "Yes, end it here");
     const buttons = [approve, edit, save, exit, sure];
     let typing = 0;

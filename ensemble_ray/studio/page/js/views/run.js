@@ -3,12 +3,13 @@
 import { fill, h, icon } from "../dom.js";
 import { countOf, formatAgo, formatCost, formatDuration, formatTime, formatTokens, runLine, runName, tokensTitle } from "../format.js";
 import { RunModel } from "../model/run.js";
-import { TABS, formatRoute, stepLink } from "../router.js";
+import { TABS, formatRoute } from "../router.js";
 import { oneLine, visible } from "../text.js";
 import { copyText, line, menu, progress, statusPill } from "../ui/parts.js";
 import { cancelRun, exportRun, forkRun, resumeRun } from "../ui/actions.js";
 import { actorsTab } from "./actors.js";
 import { budgetTab } from "./budget.js";
+import { failedSteps, failureCard, nextStep } from "./failure.js";
 import { flowTab } from "./flow.js";
 import { hasItems, itemsTab } from "./items.js";
 import { stepPanel } from "./step.js";
@@ -118,7 +119,7 @@ export async function runView(app, first) {
   let drawn = "";
   function draw() {
     const run = model.run;
-    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.cost, run.counts, run.reviews, run.error, run.forks, run.duration_ms]);
+    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms]);
     if (state !== drawn) {
       drawn = state;
       app.setTitle([runName(run), runLine(run)].filter(Boolean).join(" · "));
@@ -167,8 +168,7 @@ export async function runView(app, first) {
 function drawHead(app, model, head) {
   const { run } = model;
   /** @param {string} action */
-  const may = (action) => app.info.actions.includes(action) && !model.isFile;
-  const isOver = !["accepted", "running", "waiting"].includes(run.status);
+  const may = (action) => app.info.actions.includes(action) && (run.offers ?? []).includes(action) && !model.isFile;
   const spent = run.duration_ms ?? (run.status === "running" ? Date.now() - run.created_at : null);
   const origin = run.forked_from;
   const facts = [
@@ -186,8 +186,8 @@ function drawHead(app, model, head) {
       h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
       Object.entries(run.tags).slice(0, 4).map(([key, value]) => h("span", { class: "tag wide" }, visible(value ? `${key}: ${value}` : key))),
       h("span", { class: "grow" }),
-      may("cancel") && !isOver && h("button", { class: "button danger", type: "button", onclick: () => cancelRun(app, model) }, icon("stop"), "Cancel"),
-      may("resume") && ["failed", "interrupted", "cancelled", "budget_exhausted", "waiting"].includes(run.status) && h("button", { class: "button", type: "button", onclick: () => void resumeRun(app, model) }, icon("play"), "Resume"),
+      may("cancel") && h("button", { class: "button danger", type: "button", onclick: () => cancelRun(app, model) }, icon("stop"), "End run"),
+      may("resume") && h("button", { class: "button", type: "button", onclick: () => void resumeRun(app, model) }, icon("play"), "Continue"),
       may("fork") && h("button", { class: "button", type: "button", onclick: () => void forkRun(app, model, null) }, icon("fork"), "Fork"),
       (origin || run.forks.length > 0) && !model.isFile && h("a", { class: "button", href: formatRoute({ view: "compare", params: { a: origin?.run_id ?? run.run_id, b: origin ? run.run_id : run.forks[0] ?? "" } }) }, icon("compare"), "Compare"),
       menu([icon("export"), "Export"], [
@@ -208,13 +208,10 @@ function drawHead(app, model, head) {
 function drawBanners(app, model, banners) {
   const { run } = model;
   const open = run.reviews.filter((review) => review.decision === null);
-  const failed = run.first_error_step ?? run.error?.first_failed_step ?? null;
   fill(banners,
-    run.error && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, h("strong", {}, run.error.class), h("span", {}, ": "), line(run.error.message, "", 400), (run.error.causes ?? []).map((cause) => h("div", { class: "muted" }, "caused by ", line(cause, "", 400))), run.error.place && h("div", { class: "mono" }, visible(run.error.place))),
-      failed && h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
-    !run.error && failed && h("div", { class: "banner", role: "note" }, icon("failed"), h("div", { class: "grow" }, "A step failed, and the run continued."), h("a", { class: "button small", href: stepLink(run.run_id, failed) }, "Jump to first error")),
-    run.status === "interrupted" && h("div", { class: "banner", role: "note" }, icon("interrupted"), h("div", { class: "grow" }, run.error ? "Its finished work is recorded. " : "The process of this run is gone. Its finished work is recorded. ", "Resume it with: ", h("code", {}, visible(run.resume_advice ?? `ensemble-ray resume ${run.run_id}`)))),
-    open.length > 0 && !model.isFile && h("div", { class: "banner", role: "note" }, icon("person"), h("div", { class: "grow" }, `${countOf(open.length, "review")} ${open.length === 1 ? "waits" : "wait"} for a person: `, line(open[0]?.task_description ?? "", "", 120)), h("a", { class: "button small", href: formatRoute({ view: "reviews", params: { run: run.run_id, gate: open[0]?.gate_id } }) }, "Decide")),
-    run.exit_reason_text && !run.error && run.exit_reason !== "completed" && run.status !== "interrupted" && h("div", { class: "banner", role: "note" }, icon("exited"), h("div", { class: "grow" }, visible(run.exit_reason_text))),
+    failureCard(app, model),
+    failedSteps(model),
+    open.length > 0 && !model.isFile && h("div", { class: "banner", role: "note" }, icon("person"), h("div", { class: "grow" }, `${countOf(open.length, "review")} ${open.length === 1 ? "waits" : "wait"} for a person: `, line(open[0]?.task_description ?? "", "", 120)), open.some((review) => review.decidable) && h("a", { class: "button small", href: formatRoute({ view: "reviews", params: { run: run.run_id, gate: open[0]?.gate_id } }) }, "Decide")),
+    run.exit_reason_text && !run.error && run.exit_reason !== "completed" && run.status !== "interrupted" && h("div", { class: "banner", role: "note" }, icon("exited"), h("div", { class: "grow" }, visible(run.exit_reason_text), nextStep(model))),
     run.problem && h("div", { class: "banner bad", role: "note" }, icon("failed"), h("div", { class: "grow" }, `The record cannot be read to its end: ${visible(run.problem)}`)));
 }

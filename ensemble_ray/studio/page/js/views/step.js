@@ -60,7 +60,7 @@ export function stepPanel(app, model, id) {
         h("button", { class: "icon-button", type: "button", title: "Close (Esc)", "aria-label": "Close", onclick: () => app.go({ params: { step: null } }) }, icon("close"))),
       h("h2", { class: "step-name", dir: "auto" }, oneLine(step.title || id, 200)),
       h("dl", { class: "facts" }, factsOf(step).map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value)))),
-      spec && !model.isFile && app.info.actions.includes("fork") && h("div", { class: "row" }, h("button", { class: "button small", type: "button", onclick: () => void forkRun(app, model, spec) }, icon("fork"), "Fork from here")));
+      spec && !model.isFile && app.info.actions.includes("fork") && model.run.offers?.includes("fork") && h("div", { class: "row" }, h("button", { class: "button small", type: "button", onclick: () => void forkRun(app, model, spec) }, icon("fork"), "Fork from here")));
   }
 
   /**
