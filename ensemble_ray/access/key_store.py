@@ -7,52 +7,44 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar, cast
 
 from ensemble_ray.access.admission import ApiKey, read_document, with_key, without_key, write_document
 from ensemble_ray.errors import EnsembleError, ValidationError
-from ensemble_ray.process import postgres_server
-from ensemble_ray.process.concurrency import abandon, new_lock, track
+from ensemble_ray.process.postgres_server import SESSION, Connection, PostgresDatabase, value_of
 from ensemble_ray.process.private_files import read_private_file, replace_private_file
 from ensemble_ray.record.stores import Ownership, StoreAddress
-
-if TYPE_CHECKING:
-    import psycopg
-
-    Connection = psycopg.Connection[tuple[Any, ...]]
 
 T = TypeVar("T")
 KeyStamp = tuple[int, ...]
 _MOST_FILE_BYTES = 1_048_576
 #: Attempts to lock the file, and pause, s.
 _TRIES, _PAUSE_S = 50, 0.1
-PATIENCE_S = 20.0
-_SESSION = {**postgres_server.SESSION, "statement_timeout": "30s"}
-_SCHEMA = "ensemble_ray_endpoint"
-_VERSION = 1
-#: An arbitrary number.
-_CREATION_LOCK = 0x656E64706F696E74
+#: Columns of an accepted run, in the file of an endpoint too.
+RUN_COLUMNS = {
+    "run_id": "text NOT NULL",
+    "key": "text",
+    "digest": "text NOT NULL",
+    "ensemble": "text NOT NULL",
+    "request": "text NOT NULL",
+    "tags": "text NOT NULL",
+    "tasks": "integer",
+    "workflow": "text NOT NULL",
+    "status": "text NOT NULL",
+    "created_at": "text NOT NULL",
+    "ended_at": "text",
+    "outcome": "text",
+}
 #: Names in `tags` are JSON, because a text here cannot contain NUL.
 _TABLES = """
 CREATE TABLE ensemble_ray_endpoint.endpoints (name text PRIMARY KEY, epoch bigint NOT NULL, driver text NOT NULL);
 CREATE TABLE ensemble_ray_endpoint.runs (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     endpoint text NOT NULL REFERENCES ensemble_ray_endpoint.endpoints (name) ON DELETE CASCADE,
-    run_id text NOT NULL,
-    key text,
-    digest text NOT NULL,
-    ensemble text NOT NULL,
-    request text NOT NULL,
-    tags text NOT NULL,
-    tasks integer,
-    workflow text NOT NULL,
-    status text NOT NULL,
-    created_at text COLLATE "C" NOT NULL,
-    ended_at text,
-    outcome text,
+    {columns},
     UNIQUE (endpoint, run_id),
     UNIQUE (endpoint, key)
 );
@@ -66,18 +58,7 @@ CREATE INDEX tags_of_run ON ensemble_ray_endpoint.tags (seq);
 CREATE TABLE ensemble_ray_endpoint.keys (
     id integer PRIMARY KEY CHECK (id = 1), version bigint NOT NULL, content text NOT NULL
 );
-CREATE TABLE ensemble_ray_endpoint.version (version integer NOT NULL);
 """
-#: `to_regclass` would read a cache, which waiting for a lock does not refresh.
-_EXISTS = """
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'ensemble_ray_endpoint' AND c.relname = 'version'
-)
-"""
-_SELECT_VERSION = "SELECT version FROM ensemble_ray_endpoint.keys"
-_SELECT_CONTENT = "SELECT content FROM ensemble_ray_endpoint.keys"
-_HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'ensemble_ray_endpoint')"
 
 
 class KeyStore(Protocol):
@@ -192,12 +173,12 @@ class KeyTable:
         return self._database.location
 
     def stamp(self) -> tuple[int, ...] | None:
-        version = self._read(_SELECT_VERSION)
-        return None if version is None else (int(version),)
+        version = self._read("version")
+        return None if version is None else (cast("int", version),)
 
     def read(self) -> Sequence[ApiKey] | None:
-        content = self._read(_SELECT_CONTENT)
-        return None if content is None else self._keys_of(content)
+        content = self._read("content")
+        return None if content is None else self._keys_of(str(content))
 
     def add(self, key: ApiKey) -> None:
         self._change(lambda keys: (None, with_key(keys, key)))
@@ -208,8 +189,8 @@ class KeyTable:
     def _change(self, change: Callable[[Sequence[ApiKey]], tuple[T, list[ApiKey]]]) -> T:
         def operation(connection: Connection) -> T:
             connection.execute("LOCK TABLE ensemble_ray_endpoint.keys IN SHARE ROW EXCLUSIVE MODE")
-            content = _value(connection, _SELECT_CONTENT)
-            value, keys = change([] if content is None else self._keys_of(content))
+            content = value_of(connection, "SELECT content FROM ensemble_ray_endpoint.keys")
+            value, keys = change([] if content is None else self._keys_of(str(content)))
             connection.execute(
                 "INSERT INTO ensemble_ray_endpoint.keys AS k VALUES (1, 1, %s) "
                 "ON CONFLICT (id) DO UPDATE SET version = k.version + 1, content = excluded.content",
@@ -217,7 +198,7 @@ class KeyTable:
             )
             return value
 
-        return self._database.run(operation, is_repeatable=False)
+        return self._database.transact(operation, is_repeatable=False)
 
     def _keys_of(self, content: str) -> list[ApiKey]:
         try:
@@ -228,9 +209,9 @@ class KeyTable:
                 "them from a backup, or empty the table ensemble_ray_endpoint.keys and create the keys again"
             ) from None
 
-    def _read(self, query: str) -> Any:
+    def _read(self, column: str) -> object:
         """Return a value of the table, or None. Keys in the file are an error: they are not valid for the database."""
-        found = self._database.run(lambda connection: _value(connection, query))
+        found = next((value for (value,) in self._database.rows(f"SELECT {column} FROM main.keys")), None)  # noqa: S608  columns of ours
         if found is None and self._file.stamp() is not None:
             raise EnsembleError(
                 f"There is no key in {self.location}, and the keys in {self._file.location} are not valid, because runs are "
@@ -239,99 +220,29 @@ class KeyTable:
         return found
 
 
-class EndpointDatabase:
-    """A connection that reopens when it is lost. `greet` is called with every new connection."""
+class EndpointDatabase(PostgresDatabase):
+    """`greet` is called with every new connection."""
+
+    SCHEMA = "ensemble_ray_endpoint"
+    CREATION_LOCK = 0x656E64706F696E74
+    SESSION: ClassVar[Mapping[str, str]] = {**SESSION, "statement_timeout": "30s"}
+    PATIENCE_S = 20.0
+    NEEDED_BY = "An endpoint's keys and runs in PostgreSQL need"
+    SUBJECT = "database"
+    ENCODING = "endpoints need one with UTF8"
+    NEWER = (
+        "The endpoint tables in {location} have version {version}, but this ensemble-ray supports version {known}: "
+        "upgrade it, or use another database"
+    )
 
     def __init__(self, url: str, *, greet: Callable[[Connection], None] | None = None) -> None:
-        needed_by = "An endpoint's keys and runs in PostgreSQL need"
-        self._parameters = postgres_server.parameters_of(url, needed_by=needed_by)
-        self.location = postgres_server.location_of(self._parameters)
-        self._greet = greet
-        self._using = new_lock()
-        self._connection: Connection | None = None
-        track(self)
+        super().__init__(url)
+        self._greeting = greet
 
-    def after_fork(self) -> None:
-        # Closing it would end the parent's session.
-        abandon(self._connection)
-        self._connection = None
+    def _create(self, connection: Connection) -> None:
+        columns = {**RUN_COLUMNS, "created_at": 'text COLLATE "C" NOT NULL'}
+        connection.execute(_TABLES.format(columns=", ".join(map(" ".join, columns.items()))).encode())
 
-    def run(
-        self, operation: Callable[[Connection], T], *, is_repeatable: bool = True, patience_s: float = PATIENCE_S
-    ) -> T:
-        """Run an operation in a transaction, and repeat it after the server was lost.
-
-        An operation that is not repeatable runs once, because a lost server may have committed it.
-        """
-
-        def attempt(begin: Callable[[], None]) -> T:
-            with self._using:
-                connection = self._connect()
-                begin()
-                with connection.transaction():
-                    return operation(connection)
-
-        def failure(error: BaseException) -> EnsembleError:
-            why, advice = postgres_server.first_line(error), postgres_server.advice_for(error, schema=_SCHEMA)
-            return EnsembleError(f"Cannot use the database {self.location}: {why}. {advice}")
-
-        return postgres_server.try_patiently(
-            attempt, location=self.location, patience_s=patience_s, is_repeatable=is_repeatable, failure=failure
-        )
-
-    def close(self) -> None:
-        with self._using:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
-
-    def _connect(self) -> Connection:
-        import psycopg
-
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
-        connection = psycopg.connect(**self._parameters, autocommit=True)
-        try:
-            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.execute(postgres_server.SET_SESSION, [list(_SESSION), list(_SESSION.values())])
-            _ensure_tables(connection, self.location)
-            if self._greet is not None:
-                self._greet(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        return connection
-
-
-def _ensure_tables(connection: Connection, location: str) -> None:
-    """Create the tables unless they exist. Several processes may do so concurrently."""
-    if _has_tables(connection, location):
-        return
-    if (encoding := _value(connection, "SELECT current_setting('server_encoding')")) != "UTF8":
-        raise EnsembleError(f"The database {location} has the encoding {encoding}: endpoints need one with UTF8")
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATION_LOCK])
-        if _has_tables(connection, location):
-            return
-        if not _value(connection, _HAS_SCHEMA):  # the user may lack the right
-            connection.execute("CREATE SCHEMA ensemble_ray_endpoint")
-        connection.execute(_TABLES)
-        connection.execute("INSERT INTO ensemble_ray_endpoint.version VALUES (%s)", [_VERSION])
-
-
-def _has_tables(connection: Connection, location: str) -> bool:
-    if not _value(connection, _EXISTS):
-        return False
-    version = _value(connection, "SELECT max(version) FROM ensemble_ray_endpoint.version")
-    if not isinstance(version, int) or version > _VERSION:
-        raise EnsembleError(
-            f"The endpoint tables in {location} have version {version}, but this ensemble-ray supports version {_VERSION}: "
-            "upgrade it, or use another database"
-        )
-    return True
-
-
-def _value(connection: Connection, query: Any) -> Any:  # the driver's type allows literal texts only
-    row = connection.execute(query).fetchone()
-    return None if row is None else row[0]
+    def _greet(self, connection: Connection) -> None:
+        if self._greeting is not None:
+            self._greeting(connection)

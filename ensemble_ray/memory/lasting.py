@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
@@ -26,12 +27,15 @@ from ensemble_ray.memory.store import (
 from ensemble_ray.ports import EmbeddingModel
 from ensemble_ray.process.concurrency import new_lock
 from ensemble_ray.values.memory import EvictionPolicy, MemoryEntry, TaskReflection
+from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
+T = TypeVar("T")
+#: Runs a statement once for each row of values, and returns the number of rows that it changed.
+Execute = Callable[[str, Sequence[Sequence[object]]], int]
 LONG_TERM = ""
 
 
@@ -47,6 +51,8 @@ class MemoryTables(ABC):
     Statements have the form of SQLite, with tables in the schema `main` and `?` for values; other databases translate them.
     """
 
+    #: columns of an entry
+    COLUMNS: ClassVar[str]
     location: str
 
     @abstractmethod
@@ -63,12 +69,31 @@ class MemoryTables(ABC):
         ...
 
     @abstractmethod
+    def change_scope(self, scope: str, operation: Callable[[Execute], T]) -> T:
+        """Run an idempotent operation in a transaction, after all earlier changes of the scope."""
+
+    @abstractmethod
+    def entry_columns(self, entry: MemoryEntry) -> tuple[object, ...]: ...
+
+    @abstractmethod
+    def entry_of(self, *columns: Any) -> MemoryEntry: ...
+
+    @property
+    def vector_mark(self) -> str:
+        """Mark of a vector in a statement."""
+        return "?"
+
+    def vector_column(self, vector: bytes | None) -> object:
+        return vector
+
+    @abstractmethod
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
         """Add an entry, unless the scope accepted its id before."""
 
-    @abstractmethod
     def select(self, condition: str, *values: object) -> list[StoredEntry]:
         """Return the entries that meet a condition of SQL, which may also order and limit them."""
+        rows = self.rows(f"select id, {self.COLUMNS} from main.entries where {condition}", *values)  # noqa: S608  texts of ours
+        return [StoredEntry(row, self.entry_of(*columns)) for row, *columns in rows]
 
     def newest(self, scope: str, most: int) -> list[MemoryEntry]:
         return [each.entry for each in reversed(self.select("scope = ? order by id desc limit ?", scope, most))]
@@ -76,16 +101,35 @@ class MemoryTables(ABC):
     def entries(self, scope: str) -> list[StoredEntry]:
         return self.select("scope = ? order by id", scope)
 
-    @abstractmethod
     def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
         """Delete rows of a scope, and append entries to it.
 
         Return False, without a change, if there are entries to add and another process deleted some of the rows.
         """
 
-    @abstractmethod
+        def replacing(execute: Execute) -> None:
+            deleted = execute("delete from main.entries where scope = ? and id = ?", [(scope, row) for row in old])
+            if new and deleted != len(old):
+                raise _OutdatedError
+            self.insert(execute, scope, new)
+
+        try:
+            self.change_scope(scope, replacing)
+        except _OutdatedError:
+            return False
+        if old:
+            self.erase_traces()
+        return True
+
     def clear(self, scope: str) -> None:
         """Delete the entries of a scope and its accepted ids."""
+
+        def clearing(execute: Execute) -> None:
+            for table in ("entries", "taken"):
+                execute(f"delete from main.{table} where scope = ?", [(scope,)])  # noqa: S608  tables of ours
+
+        self.change_scope(scope, clearing)
+        self.erase_traces()
 
     def scopes(self) -> Mapping[str, int]:
         return dict(sorted(self.rows("select scope, count(*) from main.entries group by scope")))
@@ -94,8 +138,12 @@ class MemoryTables(ABC):
         """Return the most similar entries with a cosine >= 0, best first; None: the database cannot search vectors."""
         return None
 
-    @abstractmethod
-    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None: ...
+    def set_vectors(self, scope: str, vectors: Sequence[tuple[bytes, int]]) -> None:
+        def setting(execute: Execute) -> None:
+            query = f"update main.entries set vector = {self.vector_mark} where id = ? and vector is null"  # noqa: S608  a type of ours
+            execute(query, [(self.vector_column(vector), row) for vector, row in vectors])
+
+        self.change_scope(scope, setting)
 
     def embedding(self, model: str, dimensions: int) -> tuple[str, int]:
         """Return model and length of the vectors. The first call stores them."""
@@ -120,6 +168,38 @@ class MemoryTables(ABC):
     def remove_fact(self, name: str) -> None:
         self.change("delete from main.entities where name = ?", name)
         self.erase_traces()
+
+    def insert(self, execute: Execute, scope: str, entries: Sequence[tuple[MemoryEntry, bytes | None]]) -> None:
+        marks = ", ".join("?" for _ in self.COLUMNS.split(","))
+        query = f"insert into main.entries (scope, {self.COLUMNS}, vector) values (?, {marks}, {self.vector_mark})"  # noqa: S608  texts of ours
+        execute(query, [(scope, *self.entry_columns(entry), self.vector_column(vector)) for entry, vector in entries])
+
+
+class _OutdatedError(Exception):
+    """Another process changed the scope meanwhile."""
+
+
+def data_of(entry: MemoryEntry) -> dict[str, object]:
+    structured = entry.structured_content
+    return {
+        "content": entry.content,
+        "structured": None if structured is None else jsonable(structured),
+        "stored_at": None if entry.stored_at is None else entry.stored_at.isoformat(),
+        "metadata": dict(entry.metadata),
+        "entry_id": entry.entry_id,
+    }
+
+
+def entry_from(
+    *, content: str, structured: object, stored_at: str | None, metadata: Mapping[str, str], entry_id: str
+) -> MemoryEntry:
+    return MemoryEntry(
+        content=content,
+        structured_content=structured,
+        stored_at=None if stored_at is None else datetime.fromisoformat(stored_at),
+        metadata=metadata,
+        entry_id=entry_id,
+    )
 
 
 _EmbedAll = Callable[[Sequence[str]], Sequence[Sequence[float]]]
@@ -178,7 +258,9 @@ class VectorSearch:
             texts = [stored.entry.content for stored in some]
             vectors = map(self.model.embed, texts) if embed_all is None else embed_all(texts)
             pairs = zip(vectors, some, strict=True)
-            self._tables.set_vectors([(self._unit_vector(vector).tobytes(), stored.row) for vector, stored in pairs])
+            self._tables.set_vectors(
+                scope, [(self._unit_vector(vector).tobytes(), stored.row) for vector, stored in pairs]
+            )
 
     def _embed(self, text: str) -> NDArray[np.float32]:
         return self._unit_vector(self.model.embed(text))

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.memory.lasting import LastingMemory, LastingReflectionStore, MemoryTables, StoredEntry
+from ensemble_ray.memory.lasting import (
+    Execute,
+    LastingMemory,
+    LastingReflectionStore,
+    MemoryTables,
+    T,
+    data_of,
+    entry_from,
+)
 from ensemble_ray.ports import EmbeddingModel
 from ensemble_ray.process.concurrency import abandon, new_rlock, no_fork, track, was_quiet
 from ensemble_ray.process.private_files import create_private_file
 from ensemble_ray.values.memory import MemoryEntry, TaskReflection
-from ensemble_ray.values.trace import jsonable
 
 #: This module was a package: `process/moved.py` finds its old modules.
 __path__: list[str] = []
@@ -41,7 +47,6 @@ create table if not exists taken (scope text not null, entry_id text not null, p
 create table if not exists entities (id integer primary key autoincrement, name text not null unique, fact text not null);
 create table if not exists embedding (id integer primary key check (id = 1), model text not null, dimensions integer not null);
 """
-_COLUMNS = "id, content, structured, stored_at, metadata, entry_id"
 _PATIENCE_S = 60.0
 #: created on first use
 _REFLECTIONS = "create table if not exists reflections (key text primary key, run_count integer not null, body text not null) without rowid"
@@ -124,6 +129,8 @@ class SqliteReflectionStore(LastingReflectionStore):
 
 
 class MemoryFile(MemoryTables):
+    COLUMNS = "content, structured, stored_at, metadata, entry_id"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.location = str(path)
@@ -157,6 +164,10 @@ class MemoryFile(MemoryTables):
         with self._changing() as connection:
             connection.execute(query, values)
 
+    def change_scope(self, scope: str, operation: Callable[[Execute], T]) -> T:  # noqa: ARG002  the whole file is locked
+        with self._changing() as connection:
+            return operation(lambda query, rows: connection.executemany(query, rows).rowcount)
+
     def close(self) -> None:
         with self._lock, no_fork():
             if self._connection is not None:
@@ -177,38 +188,33 @@ class MemoryFile(MemoryTables):
             cursor.execute("pragma wal_checkpoint(truncate)")
 
     def add(self, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
-        with self._changing() as connection:
-            if entry.entry_id:
-                taking = connection.execute("insert or ignore into taken values (?, ?)", (scope, entry.entry_id))
-                if not taking.rowcount:
-                    return
-            _insert(connection, scope, entry, vector)
+        accept = "insert into taken values (?, ?) on conflict do nothing"
 
-    def select(self, condition: str, *values: object) -> list[StoredEntry]:
-        query = f"select {_COLUMNS} from entries where {condition}"  # noqa: S608  texts of ours
-        return [_to_stored(row) for row in self.rows(query, *values)]
+        def adding(execute: Execute) -> None:
+            if not entry.entry_id or execute(accept, [(scope, entry.entry_id)]):
+                self.insert(execute, scope, [(entry, vector)])
 
-    def replace(self, scope: str, old: Sequence[int], new: Sequence[tuple[MemoryEntry, bytes | None]]) -> bool:
-        with self._changing() as connection:
-            count = "select count(*) from entries where id in (select value from json_each(?))"
-            if new and connection.execute(count, (json.dumps(old),)).fetchone()[0] != len(old):
-                return False
-            connection.executemany("delete from entries where id = ?", [(row,) for row in old])
-            for entry, vector in new:
-                _insert(connection, scope, entry, vector)
-        if old:
-            self.erase_traces()
-        return True
+        self.change_scope(scope, adding)
 
-    def clear(self, scope: str) -> None:
-        with self._changing() as connection:
-            connection.execute("delete from entries where scope = ?", (scope,))
-            connection.execute("delete from taken where scope = ?", (scope,))
-        self.erase_traces()
+    def entry_columns(self, entry: MemoryEntry) -> tuple[object, ...]:
+        data = data_of(entry)
+        content: str | bytes = entry.content
+        try:
+            entry.content.encode()
+        except UnicodeEncodeError:  # UTF-8 cannot encode lone surrogates
+            content = entry.content.encode("utf-8", "surrogatepass")
+        structured = None if data["structured"] is None else json.dumps(data["structured"])
+        return content, structured, data["stored_at"], json.dumps(data["metadata"]), entry.entry_id
 
-    def set_vectors(self, vectors: Sequence[tuple[bytes, int]]) -> None:
-        with self._changing() as connection:
-            connection.executemany("update entries set vector = ? where id = ? and vector is null", vectors)
+    def entry_of(self, *columns: Any) -> MemoryEntry:
+        content, structured, stored_at, metadata, entry_id = columns
+        return entry_from(
+            content=content if isinstance(content, str) else content.decode("utf-8", "surrogatepass"),
+            structured=None if structured is None else json.loads(structured),
+            stored_at=stored_at,
+            metadata=json.loads(metadata),
+            entry_id=entry_id,
+        )
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,29 +241,3 @@ class MemoryFile(MemoryTables):
         except sqlite3.DatabaseError as error:
             raise EnsembleError(f"{self.path} cannot be used as a memory file: {error}") from error
         return connection
-
-
-def _insert(connection: sqlite3.Connection, scope: str, entry: MemoryEntry, vector: bytes | None) -> None:
-    structured = None if entry.structured_content is None else json.dumps(jsonable(entry.structured_content))
-    stored_at = None if entry.stored_at is None else entry.stored_at.isoformat()
-    content: str | bytes = entry.content
-    try:
-        entry.content.encode()
-    except UnicodeEncodeError:  # UTF-8 cannot encode lone surrogates
-        content = entry.content.encode("utf-8", "surrogatepass")
-    connection.execute(
-        "insert into entries (scope, content, structured, stored_at, metadata, entry_id, vector) values (?, ?, ?, ?, ?, ?, ?)",
-        (scope, content, structured, stored_at, json.dumps(dict(entry.metadata)), entry.entry_id, vector),
-    )
-
-
-def _to_stored(row: tuple[int, str | bytes, str | None, str | None, str, str]) -> StoredEntry:
-    number, content, structured, stored_at, metadata, entry_id = row
-    entry = MemoryEntry(
-        content=content if isinstance(content, str) else content.decode("utf-8", "surrogatepass"),
-        structured_content=None if structured is None else json.loads(structured),
-        stored_at=None if stored_at is None else datetime.fromisoformat(stored_at),
-        metadata=json.loads(metadata),
-        entry_id=entry_id,
-    )
-    return StoredEntry(number, entry)

@@ -44,6 +44,24 @@ def test_the_server_searches_where_it_has_pgvector(postgres: PostgresServer, url
     assert column_type(postgres, url) == "vector"
 
 
+def test_the_server_searches_when_pgvector_is_in_a_schema_of_any_name(postgres: PostgresServer, url: str) -> None:
+    """S-MEM-141: `main` is the schema of our own tables in statements for both databases."""
+    with postgres.connection(url) as connection:
+        connection.execute("DROP EXTENSION IF EXISTS vector CASCADE")
+        connection.execute('CREATE SCHEMA "main"')
+        connection.execute('CREATE EXTENSION vector SCHEMA "main"')
+    memory = PostgresMemory(url)
+    memory.store("a", MemoryEntry(content="refund"))
+    memory = PostgresMemory(url, embedding_model=WordsModel())
+    memory.store("a", MemoryEntry(content="price"))
+    assert sorted(contents(memory)) == ["price", "refund"]
+    assert column_type(postgres, url) == "vector"
+    memory.close()
+    postgres.end_backends(url)
+    with postgres.connection(url) as connection:
+        connection.execute('DROP SCHEMA "main" CASCADE')  # the next test uses the same database
+
+
 def test_tables_stay_as_they_were_made(postgres: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-MEM-141: a server that gets the extension later goes on with bytes."""
     with monkeypatch.context() as patch:
@@ -122,7 +140,7 @@ def test_an_entry_without_an_id_is_not_stored_twice(postgres: PostgresServer, ur
 
 def test_a_server_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-MEM-143, S-MEM-140: with its place and without its password."""
-    monkeypatch.setattr(database_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(database_module.MemoryDatabase, "PATIENCE_S", 0.0)
     memory = PostgresMemory("postgresql://me:secret@127.0.0.1:1/team")
     with pytest.raises(
         EnsembleError, match=r"memory in postgresql://127.0.0.1:1/team.*Check that the server runs"

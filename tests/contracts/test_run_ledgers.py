@@ -138,13 +138,12 @@ def test_another_process_has_it_only_when_it_was_let_go(opened: Open, monkeypatc
     opened("shop").add(entry("a"))
 
 
-def test_a_run_is_kept_once_when_its_answer_was_lost(url: str) -> None:
+def test_a_run_is_kept_once_when_its_answer_was_lost(opened: Open) -> None:
     """S-SRV-46: the server had done it before its connection broke."""
-    ledger = open_ledger(StoreAddress(home="", url=url), "shop")
+    ledger = opened("shop")
     ledger.add(entry("a", tags={"n": "1"}))
     ledger.add(entry("a", tags={"n": "1"}))
     assert ids(ledger) == ids(ledger, tags={"n": "1"}) == ["a"]
-    ledger.close()
 
 
 def test_it_goes_on_when_its_connection_is_lost(url: str, postgres: PostgresServer) -> None:

@@ -14,6 +14,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.process.postgres_server import (
     BACKOFF_S,
+    HAS_TABLE,
     SESSION,
     SET_SESSION,
     advice_for,
@@ -141,13 +142,6 @@ BEGIN
         ON CONFLICT (run_id, writer) DO UPDATE SET written = greatest(w.written, excluded.written);
 END $$;
 """
-#: Not `to_regclass`: its cache is not renewed after a wait for a lock.
-_EXISTS = """
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'ensemble_ray' AND c.relname = 'format'
-)
-"""
 #: Encoding, whether the server is read-only, and whether the user may create the schema and write to its tables.
 _RIGHTS = """
 SELECT current_setting('server_encoding'),
@@ -164,7 +158,7 @@ _RAISE_FORMAT = "INSERT INTO ensemble_ray.format VALUES (%s)"  # The newest row 
 
 async def has_schema(connection: Connection, location: str) -> int:
     """Return the version of the tables; 0 if there are none."""
-    cursor = await connection.execute(_EXISTS)
+    cursor = await connection.execute(HAS_TABLE, [SCHEMA, "format"])
     row = await cursor.fetchone()
     if row is None or not row[0]:
         return 0
