@@ -17,6 +17,7 @@ from ensemble_ray.facts.effects import (
     MemoryRecalled,
     MemoryStored,
     ModelAnswered,
+    ModelWait,
     SamplingAnswered,
     ToolReturned,
     is_making_agent,
@@ -89,6 +90,7 @@ class ToolEffect:
     structured_output: object = None
     asks_again: bool = False
     repairs: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.duration_s = max(0.0, self.duration_s)  # recorded durations are negative if the clock was set back
@@ -109,6 +111,7 @@ class ToolEffect:
             duration=completed - started,
             outcome=self.outcome,
             repairs=self.repairs,
+            log=self.log,
             parsed_input=jsonable(parsed) if isinstance(parsed, dict) else None,  # S-CAP-14
             metadata={},
         )
@@ -121,6 +124,8 @@ class ModelEffect:
     response: ChatResponse
     is_final: bool
     attempts_failed: tuple[str, ...] = ()  # reasons before the answer (S-DUR-66)
+    waits: tuple[ModelWait, ...] = ()  # before the attempt that was answered
+    max_attempts: int = 0  # of the retry policy; 0: no attempt failed
     waited_s: float = 0.0  # time in `latency_s` that the call waited for permits of rate limits
     estimated: tuple[int, int] | None = None  # (input, output) tokens that the budget estimated (S-BUD-2)
     tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
@@ -154,6 +159,7 @@ class ModelEffect:
             model=self.model,
             provider=self.provider,
             permit_wait=timedelta(seconds=self.waited_s) if self.waited_s else None,
+            waits=tuple(map(str, self.waits)),
             tool_calls=tuple([tool.as_trace(has_parsed_input=has_parsed_inputs) for tool in self.tools]),
             messages=self.messages,
         )
@@ -262,6 +268,8 @@ class TaskEffects:
     is_manager: bool = False  # the trace then lacks its workers' traces
     retry_count: int = 0  # repeated model calls, with those without an answer
     attempts: int = 0  # requests of the newest model call (S-MR-152)
+    waits: Sequence[ModelWait] = ()  # of the newest model call, until it is answered
+    max_attempts: int = 0  # of that call
     is_handler: bool = False
     is_outcome_unknown: bool = False  # of the handler or runner (S-DUR-26)
     instance: str = ""

@@ -28,7 +28,7 @@ from ensemble_ray.execute.tools.unknown import HANDLER, is_unrepeatable, key_of,
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.concurrency import USER_ERRORS
-from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.context import CallLog, bounded_logger
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import use_reviews
 from ensemble_ray.tools.tool import ToolResult
@@ -74,9 +74,9 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
         context_outputs=order.context,
         idempotency_key=key_of(scope, name),
     )
-    reviews = tool_reviews(scope, name, ())
+    reviews, log = tool_reviews(scope, name, ()), CallLog()
     try:
-        with use_reviews(reviews):
+        with use_reviews(reviews), log:
             returned = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
     except (asyncio.CancelledError, ExitEarlyError) as stopped:
         scope.effects.is_outcome_unknown = isinstance(stopped, asyncio.CancelledError)
@@ -85,7 +85,7 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
         if reviews is not None:
             reviews.check_decided()
         text = f"Deterministic task handler threw an exception: {describe(error)}"
-        await _note_result(scope, name, "error", text, began=began)
+        await _note_result(scope, name, "error", text, began=began, log=log.lines)
         raise _failure(order, text) from error
     finally:
         if reviews is not None:
@@ -105,7 +105,7 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
             value, outcome = converted.value, "success"
         else:
             text, value = f"Deterministic task handler returned {converted.error_message}", None
-    result = await _note_result(scope, name, outcome, text, value, began=began)
+    result = await _note_result(scope, name, outcome, text, value, began=began, log=log.lines)
     if not result.is_success:
         raise _failure(order, result.text)
     return result.text, result.structured_output
@@ -147,7 +147,14 @@ def _convert(text: str, value: object, output_type: OutputType | None) -> ParseR
 
 
 async def _note_result(
-    scope: TaskScope, name: str, outcome: CallOutcome, text: str, structured: object = None, *, began: float
+    scope: TaskScope,
+    name: str,
+    outcome: CallOutcome,
+    text: str,
+    structured: object = None,
+    *,
+    began: float,
+    log: tuple[str, ...] = (),
 ) -> ToolReturned:
     result = ToolReturned(
         outcome=outcome,
@@ -155,6 +162,7 @@ async def _note_result(
         structured_output=structured,
         started_at=began,
         duration_s=max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,
+        log=log,
     )
     await scope.note(name, result)
     return result

@@ -284,6 +284,8 @@ class TaskRunner:
             trace=result.trace,
             error=error_data(error),
             attempts=result.attempts,
+            waits=tuple(scope.effects.waits),
+            max_attempts=scope.effects.max_attempts if scope.effects.waits else 0,
             is_of_callable=order.task.handler is not None,
         )
         try:

@@ -41,6 +41,45 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _row_of(*checks: Check) -> Check:
+    """Return a check for a list with one value per check."""
+
+    def check(value: object) -> str | None:
+        row = as_sequence(value)
+        if len(row) != len(checks) or any(each(one) is not None for each, one in zip(checks, row, strict=True)):
+            return f"a list of {len(checks)} values of their types"
+        return None
+
+    return check
+
+
+MOST_WAITS = 50  # of a model call; later ones are not recorded
+
+
+class ModelWait(NamedTuple):
+    """A wait of a model call before its last attempt: after a failed attempt, or for its endpoint."""
+
+    #: `retry`: an attempt failed; `repeat`: an answer was incomplete; `breaker`, `limit`: calls of the endpoint wait
+    cause: str
+    reason: str
+    at: float
+    wait_s: float
+
+    def __str__(self) -> str:
+        return f"{self.reason}, waited {self.wait_s:.3g} s" if self.wait_s else self.reason
+
+
+WAITS = list_of(_row_of(TEXT, TEXT, INSTANT, DURATION))
+
+
+def read_waits(rows: Sequence[Sequence[Any]]) -> tuple[ModelWait, ...]:
+    return tuple([ModelWait(*row) for row in rows])
+
+
+def write_waits(waits: Sequence[ModelWait]) -> list[list[object]]:
+    return [list(wait) for wait in waits]
+
+
 @fact_kind
 class ModelAnswered(FactData):
     KIND: ClassVar = "model"
@@ -82,6 +121,9 @@ class ModelAnswered(FactData):
     retries: int = written(NUMBER, default=0)
     #: reasons, before the successful attempt (S-DUR-66)
     attempts_failed: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
+    #: before the attempt that was answered (S-DUR-66)
+    waits: tuple[ModelWait, ...] = written(WAITS, default=(), read=read_waits, write=write_waits)
+    max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
     is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
 
@@ -121,6 +163,8 @@ class ToolReturned(FactData):
     asks_again: bool = written(ANY, default=False, read=is_true)  # whether the model should try again
     #: of the arguments, before the call (S-LLM-43)
     repairs: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
+    #: lines that the call logged and printed (S-TOOL-35)
+    log: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
 
     @property
     def is_success(self) -> bool:
@@ -211,18 +255,6 @@ class SamplingAnswered(FactData):
 
 
 _MANY_NOTES = 16  # From this number on, notes are recorded as one text.
-
-
-def _row_of(*checks: Check) -> Check:
-    """Return a check for a list with one value per check."""
-
-    def check(value: object) -> str | None:
-        row = as_sequence(value)
-        if len(row) != len(checks) or any(each(one) is not None for each, one in zip(checks, row, strict=True)):
-            return f"a list of {len(checks)} values of their types"
-        return None
-
-    return check
 
 
 _NOTES = list_of(_row_of(TEXT, TEXT, TEXT))

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.errors.texts import brief, list_causes, message_of, own_line
+from ensemble_ray.facts.effects import WAITS, ModelWait, read_waits, write_waits
 from ensemble_ray.facts.fact import (
     ANY,
     DURATION,
@@ -150,6 +151,9 @@ class FailureRecorded(FactData):
     #: in the form of `errors_data`, with causes
     error: Mapping[str, object] | None = written(optional(OBJECT), missing=None, default=None)
     attempts: int = written(NUMBER, default=0)  # requests of its last model call; 0: it did not end with a model call
+    #: of its last model call, if that failed after other attempts (S-DUR-66)
+    waits: tuple[ModelWait, ...] = written(WAITS, default=(), read=read_waits, write=write_waits)
+    max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     #: whether a user's handler or predicate failed instead of an agent
     is_of_callable: bool = written(type_of("a truth value", bool), default=False)
 

@@ -1,4 +1,4 @@
-"""Context of work inside a process (log fields, effect, span, waits for permits), loggers, and the garbage collector.
+"""Context of work inside a process (log fields, effect, span, waits, output), loggers, and the garbage collector.
 
 Context variables do not cross processes: the actor or the inline runtime sets them from a message (S-CONV-35).
 """
@@ -10,14 +10,15 @@ import logging
 import re
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
-from ensemble_ray.process.concurrency import new_lock
-from ensemble_ray.text.foreign_text import one_line
+from ensemble_ray.errors.texts import message_of
+from ensemble_ray.process.concurrency import new_lock, new_rlock
+from ensemble_ray.text.foreign_text import one_line, whole_text
 
 T = TypeVar("T")
 
@@ -123,6 +124,149 @@ def use_permit_wait(wait: PermitWait) -> AbstractContextManager[None]:
 def waiting_for_permit() -> AbstractContextManager[None]:
     wait = PERMIT_WAIT.get()
     return nullcontext() if wait is None else wait.measure()
+
+
+_MOST_LINES = 25  # at the beginning, and at the end
+_LONGEST_LINE = 500
+
+
+class CallLog:
+    """Collects the lines that one call logs and prints in this process. They also go where they go without it.
+
+    Calls may overlap, in tasks and in threads with a copy of the context. The levels of loggers apply. Prints pass through the
+    `sys.stdout` of the time at which the block begins.
+
+    Attributes:
+        lines: After the block, the first 25 and the last 25 lines, each cut at 500 characters; between them, the number of
+            the others.
+    """
+
+    # No `__init__`: every call of a tool passes here, and few of them print.
+    lines: tuple[str, ...] = ()
+    _first: list[str] | None = None
+    _last: deque[str]
+    _count = 0
+    _begun = ""  # a printed line without its end
+    _token: Token[CallLog | None]
+
+    def __enter__(self) -> Self:
+        with _output.lock:
+            _output.calls += 1
+            if _output.calls == 1:
+                make = logging.getLogRecordFactory()
+                if not _output.is_linked or make is _output.make_record:
+                    _output.make_record, _output.is_linked = make, True
+                    # A handler would change `basicConfig`, and the output of loggers without any handler.
+                    logging.setLogRecordFactory(_make_record)
+            stream: Any = sys.stdout
+            write, attributes = getattr(stream, "write", None), getattr(stream, "__dict__", None)
+            if callable(write) and isinstance(attributes, dict) and id(stream) not in _output.streams:
+                # The stream stays in place, since other threads may replace or compare it meanwhile.
+                namespace = cast("dict[str, object]", attributes)
+                observed = _observed_write(cast("Callable[[str], int]", write))
+                _output.streams[id(stream)] = stream, namespace, namespace.get("write"), observed
+                namespace["write"] = observed
+        self._token = _CALL_LOG.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _CALL_LOG.reset(self._token)
+        with _output.lock:
+            if self._first is not None or self._begun:
+                self._close()
+            _output.calls -= 1
+            if _output.calls:
+                return
+            if logging.getLogRecordFactory() is _make_record:  # otherwise another factory calls it
+                logging.setLogRecordFactory(_output.make_record)
+                _output.is_linked = False
+            for _stream, namespace, before, observed in _output.streams.values():
+                if namespace.get("write") is observed:
+                    namespace["write"] = before
+                    if before is None:
+                        del namespace["write"]
+            _output.streams.clear()
+
+    def add_text(self, text: str) -> None:
+        """Add printed text, which may end inside a line."""
+        with _output.lock:
+            # Lines between both ends are only counted: a text may have millions of them.
+            *first, rest = (self._begun + text).split("\n", _MOST_LINES)
+            between, *last = rest.rsplit("\n", _MOST_LINES)
+            *lines, begun = [between[between.rfind("\n") + 1 :], *last]
+            self._add([*first, *lines])
+            self._count += between.count("\n")
+            self._begun = begun[: _LONGEST_LINE + 1]
+
+    def add_record(self, record: logging.LogRecord) -> None:
+        """Add the message of a log record, with its level, its logger and its error."""
+        if not record.name:  # of `logging.makeLogRecord`: a copy of another record
+            return
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001  its handlers report a message that cannot be formatted
+            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text = f"{text} ({type(error).__name__}: {message_of(error)})"
+        with _output.lock:
+            self._add(f"{record.levelname} {record.name}: {text}".split("\n", 2 * _MOST_LINES))
+
+    def _add(self, lines: Iterable[str]) -> None:
+        first = self._first
+        if first is None:
+            first = self._first = []
+            self._last = deque(maxlen=_MOST_LINES)
+        for line in lines:
+            self._count += 1
+            kept = first if len(first) < _MOST_LINES else self._last
+            kept.append(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…")
+
+    def _close(self) -> None:
+        self._add([self._begun] if self._begun else [])
+        first, last = self._first or [], self._last
+        more = self._count - len(first) - len(last)
+        between = [f"{more:,} more {'line' if more == 1 else 'lines'}"] if more else []
+        self.lines = tuple(map(whole_text, [*first, *between, *last]))
+
+
+_CALL_LOG: ContextVar[CallLog | None] = ContextVar("ensemble_ray_call_log", default=None)
+
+
+class _ObservedOutput:
+    def __init__(self) -> None:
+        self.lock = new_rlock()  # a finalizer may print while its thread holds the lock
+        self.calls = 0
+        self.is_linked = False  # whether `_make_record` is the factory of log records, or called by it
+        self.make_record: Callable[..., logging.LogRecord] = logging.LogRecord
+        #: by id: the stream, its attributes, and its own `write` before and now
+        self.streams: dict[int, tuple[object, dict[str, object], object, object]] = {}
+
+
+_output = _ObservedOutput()
+
+
+def _make_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    log = _CALL_LOG.get()
+    if log is None:
+        return _output.make_record(*args, **kwargs)
+    with ScopedVariable(_CALL_LOG, None):  # what it calls may be observed, too
+        record = _output.make_record(*args, **kwargs)
+        log.add_record(record)
+    return record
+
+
+def _observed_write(write: Callable[[str], int]) -> Callable[[str], int]:
+    def observed(text: str, /) -> int:
+        log = _CALL_LOG.get()
+        if log is None:
+            return write(text)
+        with ScopedVariable(_CALL_LOG, None):
+            written = write(text)
+            log.add_text(text)
+        return written
+
+    return observed
 
 
 _NUMBER = re.compile(r"\d+")

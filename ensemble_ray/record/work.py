@@ -377,6 +377,7 @@ def _tool_of(call: ToolCall, result: ToolReturned) -> ToolEffect:
         duration_s=result.duration_s,
         structured_output=result.structured_output,
         repairs=result.repairs,
+        log=result.log,
     )
 
 

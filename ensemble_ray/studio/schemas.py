@@ -494,6 +494,21 @@ class RequestedCall(StudioSchema):
     arguments: Text
 
 
+class ModelWaitSchema(StudioSchema):
+    """A wait of a model call: after a failed attempt, for its endpoint, or for a permit."""
+
+    cause: str  # `retry`, `repeat`, `breaker`, `limit` or `permit`
+    reason: Text = ""
+    at: Millis | None = None
+    wait_ms: int | None = None  # null: unknown
+
+
+class ModelAttempts(StudioSchema):
+    waits: list[ModelWaitSchema]  # before the last attempt, in order
+    number: int  # of the last attempt, from 1
+    most: int | None = None  # by the retry policy; null: unknown
+
+
 class AnswerSchema(StudioSchema):
     """An answer of a model; the first iteration is 0."""
 
@@ -507,6 +522,7 @@ class AnswerSchema(StudioSchema):
     latency_ms: int | None = None
     model: str | None = None
     started_at: Millis | None = None
+    attempts: ModelAttempts | None = None  # null: one attempt, without a wait
 
 
 class ToolCallDetail(StudioSchema):
@@ -520,6 +536,8 @@ class ToolCallDetail(StudioSchema):
     started_at: Millis | None = None
     effect: str | None = None
     iteration: int | None = None
+    repairs: list[Text] = []  # of the arguments
+    log: list[Text] = []  # lines that it logged and printed
 
 
 class GuardrailCheck(StudioSchema):
@@ -561,5 +579,6 @@ class StepDetail(StepSchema):
     directives: list[Text] = []
     reviews: list[ReviewSchema] = []
     failure: StepError | None = None
+    failed_attempts: ModelAttempts | None = None  # of the model call that failed
     fork_spec: str | None = None  # argument of `ensemble-ray fork --from`
     cut: dict[str, int] = {}  # full lengths of shortened texts; `.../text?field=` returns the texts

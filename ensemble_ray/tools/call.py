@@ -19,7 +19,7 @@ from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStat
 from ensemble_ray.events import Event
 from ensemble_ray.ports import services
 from ensemble_ray.process.concurrency import USER_ERRORS
-from ensemble_ray.process.context import bounded_logger, current_traceparent
+from ensemble_ray.process.context import CallLog, bounded_logger, current_traceparent
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
@@ -58,14 +58,15 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
     context = replace(context, emit=_LoopEmitter(context.emit))
     repairs: list[str] = []
     try:
-        outcome = await _perform(bound, arguments, context, repairs)
+        with CallLog() as log:
+            outcome = await _perform(bound, arguments, context, repairs)
     except IllegalStateError as error:
         cut = one_line(cut_for_log(arguments, context.log_truncate_length), None)
         _log.info("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
         raise
     text = whole_text(outcome.text)
-    if text is not outcome.text or repairs:
-        outcome = replace(outcome, text=text, repairs=tuple(repairs))
+    if text is not outcome.text or repairs or log.lines:
+        outcome = replace(outcome, text=text, repairs=tuple(repairs), log=log.lines)
     _log_call(bound.name, arguments, outcome, context, started_s)
     return outcome
 

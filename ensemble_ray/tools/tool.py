@@ -106,6 +106,7 @@ class ToolOutcome:
     traceback: str = field(default="", repr=False, compare=False)  # of the user's code
     asks_again: bool = False  # it raised `TryAgain`
     repairs: tuple[str, ...] = ()  # of the arguments before the call (S-LLM-43)
+    log: tuple[str, ...] = ()  # lines that it logged and printed (S-TOOL-35)
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -135,10 +136,6 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def _is_empty(value: object) -> bool:
-    return not value
-
-
 #: Stored as JSON data, so that a trace equals its copy from JSON (S-TRC-52).
 JsonData = Annotated[Any, BeforeValidator(jsonable)]
 JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
@@ -164,7 +161,8 @@ class ToolCallTrace(Value):
     completed_at: Instant
     duration: timedelta
     outcome: Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
-    repairs: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)  # of the arguments, as short texts (S-LLM-43)
+    repairs: tuple[str, ...] = Field(default=(), exclude_if=not_)  # of the arguments, as short texts (S-LLM-43)
+    log: tuple[str, ...] = Field(default=(), exclude_if=not_)  # lines that it logged and printed (S-TOOL-35)
     parsed_input: JsonObject | None = None  # capture mode full only
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
@@ -188,6 +186,8 @@ class LlmInteraction(Value):
     provider: str | None = Field(default=None, exclude_if=_is_none)
     #: part of the latency: the wait for rate limits
     permit_wait: timedelta | None = Field(default=None, exclude_if=_is_none)
+    #: failed attempts before it, and other waits, as short texts (S-DUR-66)
+    waits: tuple[str, ...] = Field(default=(), exclude_if=not_)
     tool_calls: tuple[ToolCallTrace, ...] = ()
     messages: tuple[CapturedMessage, ...] = ()  # capture mode standard or full
 
@@ -288,7 +288,7 @@ class ErrorTrace(Value):
     error_type: str
     message: str
     stack_trace: str = ""
-    place: str = Field(default="", exclude_if=_is_empty)  # line of user code, as in a traceback
+    place: str = Field(default="", exclude_if=not_)  # line of user code, as in a traceback
     occurred_at: Instant
 
 
@@ -311,8 +311,8 @@ class ExecutionTrace(Value):
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     total_cost_estimate: CostEstimate | None = None
     map_reduce_levels: tuple[MapReduceLevelSummary, ...] = ()
-    loop_traces: tuple[LoopTrace, ...] = Field(default=(), exclude_if=_is_empty)  # in the order of their ends
-    phases: tuple[PhaseTrace, ...] = Field(default=(), exclude_if=_is_empty)  # in the order of their ends
+    loop_traces: tuple[LoopTrace, ...] = Field(default=(), exclude_if=not_)  # in the order of their ends
+    phases: tuple[PhaseTrace, ...] = Field(default=(), exclude_if=not_)  # in the order of their ends
     graph_trace: GraphTrace | None = Field(default=None, exclude_if=_is_none)
     errors: tuple[ErrorTrace, ...] = ()
     trace_id: str | None = None

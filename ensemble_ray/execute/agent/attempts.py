@@ -12,7 +12,7 @@ from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
 from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.execute.scope import Spending, TaskScope
-from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.effects import MOST_WAITS, ModelAnswered, ModelWait
 from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
 from ensemble_ray.llm.limits.endpoints import EndpointCall
@@ -32,6 +32,7 @@ from ensemble_ray.values.messages import (
 from ensemble_ray.values.metrics import add_tokens
 
 _log = bounded_logger(__name__)
+_SHORTEST_S = 0.001  # of a wait for the limit of calls in flight
 
 
 class Attempts:
@@ -45,6 +46,8 @@ class Attempts:
         self._template = template or scope.order.agent_key or scope.order.agent_role
         self._policy = scope.context.retry if may_repeat else None
         self.failed: list[str] = []  # reasons of failed attempts at the newest answer
+        self.waits: list[ModelWait] = []  # before its last attempt
+        self.max_attempts = 0 if self._policy is None else self._policy.max_attempts
         self.estimated: tuple[int, int] | None = None  # (input, output) tokens of the newest answer
 
     async def answer(
@@ -58,9 +61,9 @@ class Attempts:
 
         No retry follows a refusal, an error of user code, or a partial answer in `pieces` (S-DUR-61).
         """
-        self.failed = []
+        self.failed, self.waits = [], []
         ports, effects, policy = self._scope.ports, self._scope.effects, self._policy
-        effects.attempts = 0
+        effects.attempts, effects.waits, effects.max_attempts = 0, self.waits, self.max_attempts
         request = None
         if ports.spending is not None:
             request = ports.spending.request(self._template, self._model, messages, tools)
@@ -71,10 +74,7 @@ class Attempts:
         try:
             while True:
                 if call is not None and not call.try_begin():  # first, since a waiting attempt holds no permit
-                    try:
-                        left_s -= await call.wait(left_s)
-                    except CircuitOpenError as is_open:
-                        raise is_open from last
+                    left_s -= await self._wait_for(call, left_s, last)
                 effects.attempts += 1
                 try:
                     response = await (attempt() if request is None else request.send(attempt))
@@ -94,6 +94,7 @@ class Attempts:
             if call is not None:
                 call.end()
         self.estimated = None if request is None else request.estimated
+        effects.waits = ()
         return response
 
     def _delay_after(
@@ -117,6 +118,7 @@ class Attempts:
         if delay_s > left_s:
             return None
         self.failed.append(_describe(fault))
+        self._note_wait("retry", self.failed[-1], self._scope.ports.clock.now(), delay_s)
         self._scope.effects.retry_count += 1
         _log.warning(
             "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
@@ -128,6 +130,25 @@ class Attempts:
             self.failed[-1],
         )
         return delay_s
+
+    async def _wait_for(self, call: EndpointCall, patience_s: float, last: BaseException | None) -> float:
+        """Wait until a call of the endpoint may begin; return the part of the wait that its breaker caused, s."""
+        clock = self._scope.ports.clock
+        began, breaker_s = clock.now(), patience_s
+        try:
+            breaker_s = await call.wait(patience_s)
+        except CircuitOpenError as is_open:
+            raise is_open from last
+        finally:
+            if breaker_s:
+                self._note_wait("breaker", f"circuit breaker open: {call.last_failure}", began, breaker_s)
+            if (limit_s := clock.now() - began - breaker_s) >= _SHORTEST_S:
+                self._note_wait("limit", "limit of calls in flight after HTTP 429", began, limit_s)
+        return breaker_s
+
+    def _note_wait(self, cause: str, reason: str, at: float, wait_s: float) -> None:
+        if len(self.waits) < MOST_WAITS:
+            self.waits.append(ModelWait(cause, reason, at, wait_s))
 
 
 async def chat(model: ChatModel, messages: Sequence[ChatMessage]) -> ChatResponse:
@@ -209,10 +230,12 @@ def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelE
             for effect, count in zip((before, after), usage, strict=True)
         ]
         estimated = (counts[0][0] + counts[1][0], counts[0][1] + counts[1][1])
+    repeat = ModelWait("repeat", _explain(reason)[0], before.started_at + before.latency_s, 0.0)
     return replace(
         after,
         response=replace(after.response, usage=total),
         attempts_failed=(*before.attempts_failed, _explain(reason)[0], *after.attempts_failed),
+        waits=(*before.waits, repeat, *after.waits)[:MOST_WAITS],
         estimated=estimated,
     )
 
@@ -249,6 +272,8 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         estimated_tokens=effect.estimated or (),
         retries=effect.retries,
         attempts_failed=effect.attempts_failed,
+        waits=effect.waits,
+        max_attempts=effect.max_attempts,
         waited_s=effect.waited_s,
     )
 
@@ -268,6 +293,8 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         response=response,
         is_final=True,
         attempts_failed=answer.attempts_failed,
+        waits=answer.waits,
+        max_attempts=answer.max_attempts,
         waited_s=answer.waited_s,
     )
 

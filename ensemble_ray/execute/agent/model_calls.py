@@ -258,6 +258,8 @@ class ModelCalls:
             response=response,
             is_final=True,
             attempts_failed=tuple(self._attempts.failed),
+            waits=tuple(self._attempts.waits),
+            max_attempts=self._attempts.max_attempts if self._attempts.waits else 0,
             waited_s=wait.waited_s,
             estimated=self._attempts.estimated,
         )

@@ -231,6 +231,7 @@ class ToolCalls:
             structured_output=outcome.structured_output,
             asks_again=outcome.asks_again,
             repairs=outcome.repairs,
+            log=outcome.log,
         )
         is_read = bound.effect == "none"  # the next model call may precede the commit of a read
         can_wait = is_read and (self._open > 0 or not self._scope.ports.events.wants(ToolCallEvent))
@@ -312,6 +313,7 @@ def _recorded_effect(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
         structured_output=recorded.structured_output,
         asks_again=recorded.asks_again,
         repairs=recorded.repairs,
+        log=recorded.log,
     )
 
 
@@ -324,6 +326,7 @@ def _result_of(effect: ToolEffect) -> ToolReturned:
         duration_s=effect.duration_s,
         asks_again=effect.asks_again,
         repairs=effect.repairs,
+        log=effect.log,
     )
 
 

@@ -104,6 +104,11 @@ class EndpointCall:
         self._is_probe = False
         endpoint.wanted.add(self)
 
+    @property
+    def last_failure(self) -> str:
+        """The last failure of the endpoint that its breaker counted."""
+        return self._endpoint.breaker.last_failure
+
     def try_begin(self) -> bool:
         """Return False if the caller must await `wait`."""
         endpoint = self._endpoint

@@ -433,6 +433,7 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         details=(
             format_seconds(interaction.latency),
             *(() if waited is None else (f"{format_seconds(waited)} of it for a permit",)),
+            *_count_and_last("wait", interaction.waits),
             format_tokens(interaction.input_tokens, interaction.output_tokens, interaction.reasoning_tokens),
             *(() if reason is None else (reason,)),
         ),
@@ -479,9 +480,17 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
             format_seconds(call.duration),
             outcome,
             *(f"repaired {row_text(each, _TITLE)}" for each in call.repairs),
+            *_count_and_last("line", call.log),
         ),
         is_bad=outcome != "success",
     )
+
+
+def _count_and_last(word: str, texts: Sequence[str]) -> tuple[str, ...]:
+    if not texts:
+        return ()
+    count = f"{format_count(len(texts), word)}{', the last' if len(texts) > 1 else ''}"
+    return (f"{count}: {row_text(texts[-1], _TITLE)}",)
 
 
 _REFLECTION_LENGTH = 120

@@ -396,6 +396,7 @@ def detail_of(
         directives=[text for fact in facts if isinstance(fact.data, DirectivesShown) for text in fact.data.texts],
         reviews=[each for each in reviews if each.step == row.id],
         failure=failed,
+        failed_attempts=None if failure is None else _attempts(failure, failure.attempts),
         fork_spec=None if is_fixed else task if is_whole else task.rpartition("#")[0],
     )
 
@@ -448,7 +449,28 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.Ans
         latency_ms=max(0, round(answer.latency_s * 1000)),
         model=model,
         started_at=as_millis(answer.started_at),
+        attempts=_attempts(answer, answer.retries + 1),
     )
+
+
+def _attempts(call: ModelAnswered | FailureRecorded, number: int) -> schemas.ModelAttempts | None:
+    """Return the attempts and waits of a model call; None: one attempt, without a wait."""
+    waits = [
+        schemas.ModelWaitSchema(
+            cause=each.cause, reason=each.reason, at=as_millis(each.at), wait_ms=round(each.wait_s * 1000)
+        )
+        for each in call.waits
+    ]
+    if isinstance(call, ModelAnswered):
+        if not waits:  # recorded by an earlier version
+            waits = [schemas.ModelWaitSchema(cause="retry", reason=reason) for reason in call.attempts_failed]
+        if call.waited_s:
+            at, wait_ms = as_millis(call.started_at), round(call.waited_s * 1000)
+            waits.append(schemas.ModelWaitSchema(cause="permit", at=at, wait_ms=wait_ms))
+    if not waits:
+        return None
+    is_repeated = any(each.cause == "repeat" for each in waits)  # each repeat has attempts of its own
+    return schemas.ModelAttempts(waits=waits, number=number, most=None if is_repeated else call.max_attempts or None)
 
 
 def _calls(facts: Sequence[Fact]) -> list[schemas.ToolCallDetail]:
@@ -493,6 +515,8 @@ def _calls(facts: Sequence[Fact]) -> list[schemas.ToolCallDetail]:
                 started_at=as_millis(at if given is None else given.started_at),
                 effect=effect,
                 iteration=int(turn) if turn.isdecimal() else None,
+                repairs=[] if given is None else list(given.repairs),
+                log=[] if given is None else list(given.log),
             )
         )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -81,6 +82,26 @@ async def test_intent_is_on_the_disk_when_a_handler_has_an_effect(effect: Effect
     assert (intent.name, intent.data.to_data()) == (NAME, {"tool_name": "handler", "arguments": "", "effect": effect})
     assert (result.name, result.data.to_data()["outcome"], result.data.to_data()["text"]) == (NAME, "success", "42")
     assert output.kind == "output"
+
+
+@pytest.mark.parametrize(("end", "outcome"), [("42", "success"), (ValueError("no"), "error")])
+async def test_lines_of_a_handler_are_recorded_with_its_result(end: object, outcome: str) -> None:
+    """S-TOOL-35: of one that fails, too; a handler that prints nothing has none in its fact."""
+
+    def counting(context: TaskHandlerContext) -> object:
+        print("counted", context.description)  # noqa: T201  the subject of this test
+        logging.getLogger("counter").error("seven missing")
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    bench, journal = bench_of(counting)
+    await bench.run("count")
+    result = journal.facts()[1].data.to_data()
+    assert (result["outcome"], result["log"]) == (outcome, ["counted Count", "ERROR counter: seven missing"])
+    bench, journal = bench_of(Counting())
+    await bench.run("count")
+    assert "log" not in journal.facts()[1].data.to_data()
 
 
 async def test_handler_is_not_called_when_its_result_is_recorded() -> None:

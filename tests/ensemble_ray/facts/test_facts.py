@@ -93,10 +93,23 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
         "model",
         {**ANSWER, "finish_reason": "length", "estimated_tokens": [3, 4], "retries": 1, "attempts_failed": ["E"]},
     ),
+    ("model", {**ANSWER, "waits": [["retry", "HTTP 429", 1.5, 0.5], ["breaker", "open", 2.0, 1.0]], "max_attempts": 5}),
     ("tool_intent", {"tool_name": "search", "arguments": "{}", "effect": "none"}),
     (
         "tool_result",
         {"outcome": "success", "text": "t", "structured_output": None, "started_at": 1.0, "duration_s": 0.5},
+    ),
+    (
+        "tool_result",
+        {
+            "outcome": "error",
+            "text": "t",
+            "structured_output": None,
+            "started_at": 1.0,
+            "duration_s": 0.5,
+            "repairs": ["tags: JSON in a string"],
+            "log": ["one line", "3 more lines"],
+        },
     ),
     ("decision", {"answer": "done"}),
     ("delegation", {"request": {"agent_role": "R"}, "worker": "r", "charged": None, "started_at": 1.0}),

@@ -12,7 +12,7 @@ from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.testing import ScriptedModel
 
 from .delegating_team import Counted
-from .facts_of_runs import altered, begun, completed, ended, failed, intent, model, node, output, task_trace
+from .facts_of_runs import altered, begun, completed, ended, failed, intent, model, node, output, result, task_trace
 
 READ, EDIT = node("read", "Read Ray"), node("edit", "Edit Ray", "Editor")
 
@@ -71,6 +71,16 @@ def test_tree_of_a_torn_run() -> None:
     assert "[100 + ? tokens]" in text
     assert "[interrupted]" in text
     assert "No result was recorded" in text
+
+
+def test_tree_tells_waits_and_lines_in_the_row_of_their_call() -> None:
+    """S-TRC-2, S-DUR-66, S-TOOL-35: how many, and the last one."""
+    waits = [["retry", "HTTP 429: slow down", 100.0, 0.5], ["breaker", "circuit breaker open: HTTP 503", 100.5, 5.0]]
+    asked = altered(model("read#0", 0, 107, calls=["search"]), retries=1, attempts_failed=["HTTP 429"], waits=waits)
+    told = altered(result("read#0", 0, 0, 108), log=["page 1", "page 2\x1b"], repairs=["q: a number in a string"])
+    lines = render_tree(fold_trace([*begun(READ), asked, intent("read#0", 0, 0, 107), told])).splitlines()
+    assert "  [2 waits, the last: circuit breaker open: HTTP 503, waited 5 s]  [" in lines[2]
+    assert lines[3].endswith("[success]  [repaired q: a number in a string]  [2 lines, the last: page 2\\x1b]")
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

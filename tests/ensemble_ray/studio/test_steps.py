@@ -9,10 +9,10 @@ import pytest
 from ensemble_ray import InlineRuntime
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.studio.schemas import StepSchema
-from ensemble_ray.studio.views.steps import StepsView
+from ensemble_ray.studio.schemas import ModelAttempts, ModelWaitSchema, StepDetail, StepSchema
+from ensemble_ray.studio.views.steps import StepsView, detail_of
 from tests.ensemble_ray.record.delegating_team import Counted
-from tests.ensemble_ray.record.facts_of_runs import begun, fact, intent, model, node, result
+from tests.ensemble_ray.record.facts_of_runs import altered, begun, fact, header, intent, model, node, result
 from tests.ensemble_ray.record.unit_teams import TEAMS
 
 from .stored_runs import numbered, recorded_team
@@ -153,6 +153,77 @@ def test_attempts_count_epochs() -> None:
     later = replace(model("facts#0", 0, 104.0), epoch=2)
     view = folded(*begun(node("facts", "Find facts")), model("facts#0", 0, 102.0), later)
     assert row_of(view, "facts#0").attempts == 2
+
+
+def detail(*facts: Fact) -> StepDetail:
+    """The only step of a run of these facts, in full."""
+    view = folded(*begun(node("facts", "Find facts")), *facts)
+    return detail_of(row_of(view, "facts#0"), numbered(facts), header(node("facts", "Find facts")), reviews=())
+
+
+def test_an_answer_has_its_attempts_and_waits() -> None:
+    """S-STU-220: in order, with the wait for a permit as the last one; null if there was one attempt without a wait."""
+    retried = altered(
+        model("facts#0", 1, 109.0), retries=1, attempts_failed=["HTTP 429: slow down"], max_attempts=5, waited_s=0.25,
+        waits=[["retry", "HTTP 429: slow down", 102.5, 0.5], ["breaker", "circuit breaker open: HTTP 503", 103.0, 5.0]],
+    )  # fmt: skip
+    first, second = detail(model("facts#0", 0, 102.0, calls=["search"]), retried).answers
+    assert first.attempts is None
+    assert second.attempts == ModelAttempts(
+        waits=[
+            ModelWaitSchema(cause="retry", reason="HTTP 429: slow down", at=102_500, wait_ms=500),
+            ModelWaitSchema(cause="breaker", reason="circuit breaker open: HTTP 503", at=103_000, wait_ms=5000),
+            ModelWaitSchema(cause="permit", at=108_000, wait_ms=250),
+        ],
+        number=2,
+        most=5,
+    )
+
+
+def test_attempts_of_earlier_versions_and_of_incomplete_answers_are_not_counted_against_the_policy() -> None:
+    """S-STU-220: the former have reasons alone; a repeated answer has attempts of its own."""
+    old = altered(model("facts#0", 0, 102.0), retries=1, attempts_failed=["HTTP 503: down"])
+    cut = altered(
+        model("facts#0", 1, 109.0), retries=1, attempts_failed=["cut off"], max_attempts=5,
+        waits=[["repeat", "cut off", 105.0, 0.0]],
+    )  # fmt: skip
+    first, second = [each.attempts for each in detail(old, cut).answers]
+    assert first == ModelAttempts(waits=[ModelWaitSchema(cause="retry", reason="HTTP 503: down")], number=2)
+    assert second is not None
+    assert (second.number, second.most) == (2, None)
+
+
+def test_a_failed_step_has_the_attempts_of_the_model_call_that_failed() -> None:
+    """S-STU-220."""
+    failed = fact(
+        "task_failed", "facts#0", 105.0, error_type="AgentExecutionError", message="down", attempts=3, max_attempts=3,
+        waits=[["retry", "HTTP 503: down", 101.0, 0.5], ["retry", "HTTP 429: slow down", 102.0, 1.0]],
+    )  # fmt: skip
+    found = detail(failed).failed_attempts
+    assert found is not None
+    assert ([each.reason for each in found.waits], found.number, found.most) == (
+        ["HTTP 503: down", "HTTP 429: slow down"], 3, 3
+    )  # fmt: skip
+    assert detail(altered(failed, waits=[])).failed_attempts is None
+
+
+def test_a_call_has_its_lines_and_the_repairs_of_its_arguments() -> None:
+    """S-STU-221, S-STU-222: of a tool and of a handler; without any, the lists are empty."""
+    asked = [model("facts#0", 0, 102.0, calls=["search"]), intent("facts#0", 0, 0, 102.0)]
+    told = altered(
+        result("facts#0", 0, 0, 103.0), log=["1 page", "WARNING s: slow"], repairs=["q: a number in a string"]
+    )
+    (call,) = detail(*asked, told).tool_calls
+    assert (call.log, call.repairs) == (["1 page", "WARNING s: slow"], ["q: a number in a string"])
+    (call,) = detail(*asked, result("facts#0", 0, 0, 103.0)).tool_calls
+    assert (call.log, call.repairs) == ([], [])
+    handled = fact("tool_intent", "facts#0/0/handler", 102.0, tool_name="handler", arguments="")
+    ended = fact(
+        "tool_result", "facts#0/0/handler", 103.0, outcome="error", text="no", started_at=102.0, duration_s=1.0,
+        log=["row 7"],
+    )  # fmt: skip
+    (call,) = detail(handled, ended).tool_calls
+    assert (call.name, call.log) == ("handler", ["row 7"])
 
 
 def test_a_review_makes_its_step_wait_for_a_person() -> None:

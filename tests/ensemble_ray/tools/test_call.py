@@ -541,6 +541,34 @@ async def test_arguments_are_repaired_when_they_do_not_fit_as_they_are(
     assert (outcome.text, outcome.outcome, len(outcome.repairs)) == (text, "success", repairs)
 
 
+async def test_lines_of_a_call_are_told_whatever_becomes_of_it() -> None:
+    """S-TOOL-35: of a sync and an async tool, one that raises, and one that takes too long."""
+
+    @tool
+    def prints() -> str:
+        print("read 3 pages")  # noqa: T201  the subject of this test
+        current_tool_context().logger.warning("page 2 is empty")
+        return "done"
+
+    @tool
+    async def raises() -> str:
+        print("before")  # noqa: T201  the subject of this test
+        raise ValueError("no")
+
+    @tool(timeout=0.01)
+    async def hangs() -> str:
+        print("connecting", end="")  # noqa: T201  the subject of this test
+        await asyncio.Event().wait()
+        return "never"
+
+    outcomes = [await call(each) for each in (prints, raises, hangs)]
+    assert [(each.outcome, each.log) for each in outcomes] == [
+        ("success", ("read 3 pages", "WARNING ensemble_ray.tool.prints: page 2 is empty")),
+        ("error", ("before",)),
+        ("error", ("connecting",)),
+    ]
+
+
 async def test_the_model_reads_what_is_wrong_behind_a_repair() -> None:
     """S-LLM-40: what cannot be repaired is asked for again, with the error of what could be read."""
     outcome = await call(save, '{"count": 1,}')

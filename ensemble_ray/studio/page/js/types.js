@@ -131,8 +131,10 @@
 /** @typedef {{steps: Step[], cursor: number}} StepList */
 /** @typedef {{steps: Step[], cursor: number, run: RunDetail}} LiveSteps */
 /** @typedef {{id: string, name: string, arguments: string}} RequestedCall */
-/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null}} Answer */
-/** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null}} ToolCallDetail */
+/** @typedef {{cause: string, reason: string, at: number|null, wait_ms: number|null}} ModelWait */
+/** @typedef {{waits: ModelWait[], number: number, most: number|null}} ModelAttempts */
+/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null}} Answer */
+/** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null, repairs?: string[], log?: string[]}} ToolCallDetail */
 
 /**
  * @typedef {object} StepExtra
@@ -148,6 +150,7 @@
  * @property {string[]} directives
  * @property {Review[]} reviews
  * @property {{class: string, message: string, causes: string[]}|null} failure
+ * @property {ModelAttempts|null} [failed_attempts]
  * @property {string|null} fork_spec
  * @property {Record<string, number>} cut
  */

@@ -22,6 +22,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.runs import FailureRecorded
 from ensemble_ray.llm.limits.endpoints import EndpointService
 from ensemble_ray.llm.limits.limiter import LocalLimiter
 from ensemble_ray.process.context import current_effect_key
@@ -107,6 +108,49 @@ async def test_a_call_is_made_again_when_its_provider_failed(caplog: pytest.LogC
     ]
     fact = bench.journal.facts()[0].data.to_data()
     assert (fact["retries"], fact["attempts_failed"]) == (2, ["HTTP 503: status 503", "no connection: reset"])
+
+
+async def test_attempts_and_their_waits_are_recorded_with_the_answer() -> None:
+    """S-DUR-66: reason, time and wait of each, and in the trace as texts; nothing of a call that needed one attempt."""
+    bench = bench_of(Provider("One", StatusError(429, "0.5"), StatusError(503, "2"), "Two"))
+    first = await bench.run()
+    task = asyncio.create_task(bench.run(instance="draft#1"))
+    await settle()
+    bench.clock.advance(0.5)
+    await settle()
+    bench.clock.advance(2)
+    second = await task
+    short, long = [fact.data.to_data() for fact in bench.journal.facts() if isinstance(fact.data, ModelAnswered)]
+    assert not {"waits", "max_attempts", "retries"} & short.keys()
+    assert long["waits"] == [
+        ["retry", "HTTP 429: status 429", 1000.0, 0.5],
+        ["retry", "HTTP 503: status 503", 1000.5, 2.0],
+    ]
+    assert long["max_attempts"] == 5
+    traces = [
+        each.output.trace for each in (first, second) if each.output is not None and each.output.trace is not None
+    ]
+    assert [each.llm_interactions[0].waits for each in traces] == [
+        (),
+        ("HTTP 429: status 429, waited 0.5 s", "HTTP 503: status 503, waited 2 s"),
+    ]
+    assert ["waits" in each.llm_interactions[0].model_dump() for each in traces] == [False, True]
+
+
+async def test_attempts_are_recorded_with_the_failure_when_no_attempt_was_answered() -> None:
+    """S-DUR-66: those before the last one, whose error is the failure; a later call has its own."""
+    bench = bench_of(Provider(StatusError(503), StatusError(429, "0"), StatusError(400)))
+    await bench.run()
+    failure = bench.journal.facts()[-1].data
+    assert isinstance(failure, FailureRecorded)
+    assert [(each.cause, each.reason, each.wait_s) for each in failure.waits] == [
+        ("retry", "HTTP 503: status 503", 0.0),
+        ("retry", "HTTP 429: status 429", 0.0),
+    ]
+    assert (failure.attempts, failure.max_attempts) == (3, 5)
+    bench = bench_of(Provider(StatusError(400)))
+    await bench.run()
+    assert not {"waits", "max_attempts"} & bench.journal.facts()[-1].data.to_data().keys()
 
 
 class BodyError(StatusError):
@@ -306,6 +350,8 @@ async def test_calls_of_other_tasks_wait_when_an_endpoint_fails_for_everybody() 
     bench.clock.advance(5)
     assert (await task).status == "completed"
     assert provider.requests == 6
+    (answer,) = [fact.data for fact in bench.journal.facts() if isinstance(fact.data, ModelAnswered)]
+    assert answer.waits == (("breaker", "circuit breaker open: HTTP 500: status 500", 1000.0, 5.0),)
 
 
 async def test_a_task_fails_when_its_patience_ends_before_the_breaker_closes() -> None:

@@ -15,6 +15,8 @@ import { tallyLevels } from "../model/items.js";
 const text = (value) => (typeof value === "string" ? value : "");
 /** @param {unknown} value @returns {Fields[]} */
 const list = (value) => (Array.isArray(value) ? value.filter((one) => typeof one === "object" && one !== null) : []);
+/** @param {unknown} value @returns {string[]} */
+const texts = (value) => (Array.isArray(value) ? value.map(text) : []);
 /** @param {unknown} value @returns {Fields} */
 const fields = (value) => (typeof value === "object" && value !== null ? /** @type {Fields} */ (value) : {});
 /** @param {unknown} value */
@@ -78,8 +80,21 @@ function answerOf(answer, at) {
   return {
     iteration: known(answer.iteration_index) ?? at, text: typeof answer.response_text === "string" ? answer.response_text : null, reasoning: typeof answer.reasoning === "string" ? answer.reasoning : null,
     tool_calls: list(answer.tool_calls).map((call) => ({ id: "", name: text(call.tool_name), arguments: text(call.arguments) })),
-    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from,
+    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from, attempts: attemptsOf(answer),
   };
+}
+
+/**
+ * The attempts and waits of a model call, which a trace has as texts.
+ * @param {Fields} answer
+ * @returns {import("../types.js").ModelAttempts|null}
+ */
+function attemptsOf(answer) {
+  /** @type {import("../types.js").ModelWait[]} */
+  const waits = texts(answer.waits).map((reason) => ({ cause: "", reason, at: null, wait_ms: null }));
+  const permit_ms = durationOf(answer.permit_wait);
+  if (permit_ms) waits.push({ cause: "permit", reason: "", at: null, wait_ms: permit_ms });
+  return waits.length ? { waits, number: 1, most: null } : null;
 }
 
 /**
@@ -89,7 +104,7 @@ function answerOf(answer, at) {
  */
 function callOf(call, iteration) {
   const [from, to] = [instant(call.started_at), instant(call.completed_at)];
-  return { name: text(call.tool_name), arguments: text(call.arguments), result: typeof call.result === "string" ? call.result : null, outcome: text(call.outcome) || "success", duration_ms: from === null || to === null ? null : to - from, started_at: from, effect: null, iteration };
+  return { name: text(call.tool_name), arguments: text(call.arguments), result: typeof call.result === "string" ? call.result : null, outcome: text(call.outcome) || "success", duration_ms: from === null || to === null ? null : to - from, started_at: from, effect: null, iteration, repairs: texts(call.repairs), log: texts(call.log) };
 }
 
 /**

@@ -6,7 +6,7 @@ import { durationOf, tokensOf } from "../model/run.js";
 import { oneLine, pretty } from "../text.js";
 import { forkRun } from "../ui/actions.js";
 import { agentName, copyText, failureState, line, statusPill, textBlock } from "../ui/parts.js";
-import { conversation } from "./conversation.js";
+import { attemptList, conversation } from "./conversation.js";
 import { reviewCard } from "./reviews.js";
 
 /** @typedef {import("../types.js").App} App */
@@ -77,11 +77,20 @@ export function stepPanel(app, model, id) {
       ["Tokens", tokens === null ? false : h("span", { title: `${formatCount(step.tokens?.input)} in, ${formatCount(step.tokens?.output)} out` }, `${formatCount(step.tokens?.input)} → ${formatCount(step.tokens?.output)}`)],
       ["Cost", step.cost ? formatCost(step.cost) : false],
       ["Attempts", step.attempts > 1 ? String(step.attempts) : false],
+      ["Model retries", retriesOf(step)],
       ["Started", step.started_at === null ? false : formatTime(step.started_at)],
       ["Process", place?.pid || place?.node ? [place.pid ? `pid ${place.pid}` : "", place.node ? `node ${oneLine(place.node, 24)}` : "", place.replica ? `replica ${place.replica}` : ""].filter(Boolean).join(", ") : false],
       ["Effects", step.effect ? (EFFECTS[step.effect] ?? step.effect) : false],
     ];
     return /** @type {[string, Child][]} */ (facts.filter(([, value]) => value !== false));
+  }
+
+  /** @param {Step & Partial<StepDetail>} step */
+  function retriesOf(step) {
+    const waits = [...(step.answers ?? []).map((answer) => answer.attempts), step.failed_attempts].flatMap((attempts) => attempts?.waits ?? []);
+    const retries = waits.filter((wait) => wait.cause === "retry" || wait.cause === "repeat").length;
+    const waited_ms = waits.reduce((sum, wait) => sum + (wait.wait_ms ?? 0), 0);
+    return waits.length ? [retries ? formatCount(retries) : "none", waited_ms ? `waited ${formatDuration(waited_ms)}` : ""].filter(Boolean).join(", ") : false;
   }
 
   /** @type {StepDetail|null} */
@@ -119,11 +128,11 @@ export function stepPanel(app, model, id) {
     const called = new Set(step.tool_calls.map((call) => call.name));
     const rejected = step.guardrails.filter((check) => !check.accepted).length;
     fill(body,
-      step.failure && section("Error", [h("div", { class: "banner bad" }, icon("failed"), h("div", { class: "grow" }, h("strong", {}, step.failure.class), step.failure.message ? textBlock(step.failure.message, { label: "Error" }) : null)), step.failure.causes.length > 0 && h("ol", { class: "causes" }, step.failure.causes.map((cause) => h("li", {}, line(cause, "", 600))))]),
+      step.failure && section("Error", [h("div", { class: "banner bad" }, icon("failed"), h("div", { class: "grow" }, h("strong", {}, step.failure.class), step.failure.message ? textBlock(step.failure.message, { label: "Error" }) : null)), step.failure.causes.length > 0 && h("ol", { class: "causes" }, step.failure.causes.map((cause) => h("li", {}, line(cause, "", 600)))), step.failed_attempts && attemptList(step.failed_attempts, { isAnswered: false })]),
       step.reviews.length > 0 && section("Reviews", step.reviews.map((review) => reviewCard(app, review)), { note: String(step.reviews.length) }),
       step.output !== null && section("Output", [text("output", step.output, { prose: true, label: "Output" }), h("div", { class: "more row" }, h("button", { class: "button small", type: "button", onclick: () => void copyText(step.output ?? "") }, icon("copy"), "Copy"))]),
       ((step.structured_output ?? null) !== null || step.cut.structured_output) && section("Structured output", [text("structured_output", (step.structured_output ?? null) === null ? "" : pretty(step.structured_output), { label: "Structured output" })]),
-      (step.prompt.length > 0 || step.answers.length > 0) && section("Conversation", conversation(step, text), { note: step.answers.length ? countOf(step.answers.length, "answer") : "" }),
+      step.prompt.length + step.answers.length + step.tool_calls.length > 0 && section(step.prompt.length + step.answers.length ? "Conversation" : "Calls", conversation(step, text), { note: step.answers.length ? countOf(step.answers.length, "answer") : "" }),
       offered.size + called.size > 0 && section("Tools", [h("ul", { class: "tools" }, [...new Set([...offered, ...called])].map((name) => h("li", { class: called.has(name) ? "used" : "" }, line(name, "", 60), h("span", { class: "muted" }, called.has(name) ? ` ×${step.tool_calls.filter((call) => call.name === name).length}` : " offered"))))], { note: `${called.size} of ${offered.size || called.size} called` }),
       step.guardrails.length > 0 && section("Guardrails", step.guardrails.map((check) => verdict(check.accepted, check.name ? `${check.name} (${check.kind})` : check.kind, check.message)), { note: rejected ? `${rejected} rejected` : "all accepted" }),
       step.constraints.length > 0 && section("Constraints", step.constraints.map((check) => verdict(check.allowed, check.rule, check.message))),
