@@ -191,10 +191,12 @@ class CallLog:
         """Add printed text, which may end inside a line."""
         with _output.lock:
             # Lines between both ends are only counted: a text may have millions of them.
-            *first, rest = (self._begun + text).split("\n", _MOST_LINES)
-            between, *last = rest.rsplit("\n", _MOST_LINES)
-            *lines, begun = [between[between.rfind("\n") + 1 :], *last]
-            self._add([*first, *lines])
+            first = (self._begun + text).split("\n", _MOST_LINES)
+            last = first.pop().rsplit("\n", _MOST_LINES)
+            between = last[0]
+            last[0] = between[between.rfind("\n") + 1 :]
+            begun = last.pop()
+            self._add(first + last)
             self._count += between.count("\n")
             self._begun = begun[: _LONGEST_LINE + 1]
 

@@ -491,6 +491,21 @@ async def get_runs(
     return answer(await bridge(studio.reader.runs(search, visitor, cursor=cursor, limit=limit)))
 
 
+@router.get("/trends")
+async def get_trends(
+    studio: StudioDependency,
+    request: Request,
+    *,
+    days: Annotated[int, Query(ge=1, le=366)] = 30,
+    offset: Annotated[int, Query(ge=-1440, le=1440)] = 0,
+    ensemble: _Short = "",
+) -> Response:
+    """`offset`: minutes of the reader's clock east of UTC."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    reader = studio.reader
+    return answer(await bridge(reader.trends(visitor, days=days, offset_min=offset, ensemble=ensemble.strip())))
+
+
 @router.get("/runs/{run_id}")
 async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
     visitor = await studio.guard.admit(request, Right.READ)

@@ -28,6 +28,7 @@ from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
 from ensemble_ray.studio.schemas import RunGroup, RunList, RunRow, RunSeries
 from ensemble_ray.studio.views.run_view import TOTAL_KINDS, RunTotals, RunView, review_of
 from ensemble_ray.studio.views.steps import compare_steps, detail_of, wire_status
+from ensemble_ray.studio.views.trends import MOST_TEAMS, TrendPeriod, date_of, trends_of
 from ensemble_ray.values.outputs import RunState
 
 MOST_ROWS, _USUAL_ROWS = 200, 50  # rows of one page: the most, and the default
@@ -51,6 +52,7 @@ _NUMBERS: Mapping[SortKey, Callable[[RunRow], float | None]] = {
 _STATUSES = get_args(schemas.RunStatus)
 #: Parts of errors that differ between runs: numbers of four digits or more, fractions, ids.
 _PARTICULARS = re.compile(r"\b(?=\w*\d)[0-9a-f]{6,}\b|\d{4,}|\d+\.\d+")
+_COUNTED = 10_000  # newest runs in trends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +292,24 @@ class RunListing:
         around = _around(runs, summary, _SERIES)
         return RunSeries(first=around.start + 1 if are_all_known else None, runs=await self.rows(runs[around]))
 
+    async def rows_since(self, since: float, may_see: Callable[[RecordedRun], bool]) -> tuple[list[RunRow], int, bool]:
+        """Return rows of the newest runs since a Unix time, the number of these runs, and whether no more rows will follow.
+
+        One call reads a limited number of unknown records, the newest first.
+        """
+        runs = [each for each in await self.summaries() if each.created_at.timestamp() >= since and may_see(each)]
+        rows, unread = list[RunRow](), list[RecordedRun]()
+        for each in runs[:_COUNTED]:
+            known = self._rows.get(each.run_id)
+            is_same = known is not None and known.created_at == each.created_at.timestamp()
+            if known is not None and known.row is not None and is_same and known.summary.state is each.state:
+                rows.append(known.row)
+            else:
+                unread.append(each)
+        rows += await self.rows(unread[:_READ_A_PAGE])
+        rows.sort(key=lambda row: row.created_at, reverse=True)
+        return rows, len(runs), len(unread) <= _READ_A_PAGE
+
     def forks_of(self, run_id: str, may_see: Callable[[RecordedRun], bool]) -> list[str]:
         """Return the known forks that the caller may see: those with a cached row."""
         return [
@@ -525,6 +545,20 @@ class StudioReader:
     async def series(self, run_id: str, visitor: Visitor) -> schemas.RunSeries:
         summary = await self.check_visible(run_id, visitor)
         return await self._listing.series(summary, visitor.may_see, is_of_one=self._is_of_one)
+
+    async def trends(self, visitor: Visitor, *, days: int, offset_min: int, ensemble: str) -> schemas.Trends:
+        period = TrendPeriod(days=days, now=round(time.time() * 1000), offset_min=offset_min)
+        rows, total, is_complete = await self._listing.rows_since(period.since / 1000, visitor.may_see)
+        teams = await threads.run(lambda: trends_of(rows, period, ensemble=ensemble))
+        return schemas.Trends(
+            first_day=date_of(period.last - days + 1),
+            last_day=date_of(period.last),
+            teams=teams[:MOST_TEAMS],
+            more_teams=max(0, len(teams) - MOST_TEAMS),
+            runs=total,
+            counted=len(rows),
+            is_complete=is_complete,
+        )
 
     async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> schemas.StepList:
         """Return the steps that changed after a position."""

@@ -258,6 +258,58 @@ class RunList(StudioSchema):
     groups: list[RunGroup] = []  # with `group`, instead of runs: the largest first
 
 
+class TrendSums(StudioSchema):
+    """Runs of a team in some time, by their beginnings. null: unknown."""
+
+    runs: int
+    open: int = 0  # have not ended: in no other number
+    failed: int = 0  # or their process died
+    p50_ms: int | None = None  # durations of completed runs
+    p95_ms: int | None = None
+    tokens: int | None = None  # of ended runs with a count
+    tokens_unknown: int = 0  # number of ended runs without one
+    cost: str | None = None
+    cost_unknown: int = 0
+
+
+class TrendDay(TrendSums):
+    day: str  # date of the reader, such as `2026-11-29`
+    since: Millis  # its beginning
+
+
+TrendMeasure = Literal["duration", "tokens", "cost"]
+
+
+class UnusualRun(StudioSchema):
+    run_id: str
+    status: RunStatus
+    created_at: Millis
+    duration_ms: int | None = None
+    tokens: int | None = None
+    cost: str | None = None
+    times: dict[TrendMeasure, float]  # unusual measures, as multiples of the team's medians
+
+
+class TeamTrend(StudioSchema):
+    ensemble: Text
+    currency: str | None = None
+    total: TrendSums
+    days: list[TrendDay]  # those with runs, oldest first
+    unusual: list[UnusualRun] = []  # the furthest from the median first
+
+
+class Trends(StudioSchema):
+    """Answer to `GET api/studio/trends`."""
+
+    first_day: str
+    last_day: str
+    teams: list[TeamTrend]  # most runs first
+    more_teams: int = 0
+    runs: int  # of all teams in these days
+    counted: int  # runs whose records were read
+    is_complete: bool  # no more records will be read
+
+
 class RunSeries(StudioSchema):
     """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours in time (S-VIZ-76)."""
 

@@ -92,7 +92,7 @@ async def test_pages_need_no_key_and_data_does(records: Path) -> None:
 
 
 async def test_callers_see_the_runs_of_their_teams(records: Path) -> None:
-    """S-STU-81: a run of another team is not there, in lists and by its id."""
+    """S-STU-81, S-STU-263: a run of another team is not there, in lists, trends and by its id."""
     async with guarded(records, {"a": team(), "b": team()}, KeyPolicy.REQUIRED, has_studio=True) as served:
         client = served.client
         everyone = make_key(served.file, "all")
@@ -102,6 +102,7 @@ async def test_callers_see_the_runs_of_their_teams(records: Path) -> None:
             await client.post("/runs", json=body, headers={**everyone, "prefer": "wait=30"})
         found = (await client.get(f"{API}/runs", headers=only_a)).json()["runs"]
         assert [run["run_id"] for run in found] == ["of-a"]
+        assert (await client.get(f"{API}/trends", headers=only_a)).json()["runs"] == 1
         assert (await client.get(f"{API}/runs/of-a/steps", headers=only_a)).status_code == 200
         for path in (
             "runs/of-b",

@@ -172,6 +172,22 @@ def test_runs_are_found_by_the_names_of_their_teams(serve: Serve, tmp_path: Path
     assert found(ensemble="Speaker", limit="2", cursor=page["next_cursor"]) == ["run-0"]
 
 
+def test_trends_are_of_teams_and_days(serve: Serve, tmp_path: Path) -> None:
+    """S-STU-260, S-STU-261: over the last days; a wrong number of days or minutes is 422."""
+    one_task(tmp_path, "good", ScriptedModel(ChatResponse(text="ok", usage=TokenUsage(7, 5))))
+    one_task(tmp_path, "bad", ScriptedModel(RuntimeError("no such thing")))
+    client = serve(tmp_path)
+    trends = client.get(f"{API}/trends", params={"days": 7, "offset": 60, "ensemble": "speak"}).json()
+    (team,) = trends["teams"]
+    assert (team["ensemble"], team["total"]["runs"], team["total"]["failed"]) == ("Speakers of news", 2, 1)
+    assert (team["total"]["tokens"], team["total"]["tokens_unknown"]) == (12, 1)
+    assert sum(day["runs"] for day in team["days"]) == 2
+    assert (trends["runs"], trends["counted"], trends["is_complete"]) == (2, 2, True)
+    assert client.get(f"{API}/trends", params={"ensemble": "listener"}).json()["teams"] == []
+    for wrong in ({"days": 0}, {"days": 367}, {"offset": 1441}):
+        assert client.get(f"{API}/trends", params=wrong).status_code == 422
+
+
 def test_guardrails_that_accepted_are_told(serve: Serve, tmp_path: Path) -> None:
     """S-STU-23: by side and name, once the task went past them; of a refusal the side and the reason."""
     checks = {"input_guardrails": [accept], "output_guardrails": [accept]}

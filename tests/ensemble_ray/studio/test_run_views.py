@@ -246,3 +246,31 @@ async def test_a_run_offers_what_would_not_be_refused(tmp_path: Path) -> None:
     assert steps["completed"] is None
     assert "ensemble-ray fork failed --from bad" in (steps["failed"] or "")
     assert "no finished task can be reused" in (steps["program"] or "")
+
+
+async def test_trends_are_of_visible_runs(tmp_path: Path) -> None:
+    """S-STU-263: runs that a visitor may not see are in no number."""
+    await leave_runs(tmp_path, "seen", "hidden-1", "hidden-2")
+    reader = StudioReader(SqliteStore(tmp_path), can_decide=False)
+    for visitor, count in ((Anybody(), 3), (SomeOnly(), 1)):
+        trends = await reader.trends(visitor, days=7, offset_min=0, ensemble="")
+        assert (trends.runs, trends.counted, trends.is_complete) == (count, count, True)
+        assert [each.total.runs for each in trends.teams] == [count]
+
+
+async def test_trends_count_more_runs_with_each_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-STU-263: the newest first, each record once; every answer has the number of the counted runs."""
+    monkeypatch.setattr("ensemble_ray.studio.reading._READ_A_PAGE", 2)
+    names = [f"run-{number}" for number in range(5)]
+    await leave_runs(tmp_path, *names)
+    store = CountingStore(tmp_path)
+    reader = StudioReader(store, can_decide=False)
+    answers = [await reader.trends(Anybody(), days=7, offset_min=0, ensemble="") for _ in range(4)]
+    assert [(each.runs, each.counted, each.is_complete) for each in answers] == [
+        (5, 2, False),
+        (5, 4, False),
+        (5, 5, True),
+        (5, 5, True),
+    ]
+    assert sorted(store.begun) == names
+    assert set(store.begun[:2]) == {"run-3", "run-4"}

@@ -17,13 +17,14 @@ import { filesView } from "./views/files.js";
 import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
+import { trendsView } from "./views/trends.js";
 
 /** @typedef {import("./types.js").App} App */
 /** @typedef {import("./types.js").Route} Route */
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView };
 /** How often the number of open reviews is asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -43,6 +44,7 @@ function frame(app) {
   const links = app.source.isFile ? [] : [
     h("a", { href: "#/runs", "data-view": "runs" }, icon("list", "nav-icon"), h("span", {}, "Runs")),
     h("a", { href: "#/reviews", "data-view": "reviews" }, icon("inbox", "nav-icon"), h("span", {}, "Reviews"), waiting),
+    h("a", { href: "#/trends", "data-view": "trends" }, icon("trend", "nav-icon"), h("span", {}, "Trends")),
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
   ];
@@ -89,7 +91,7 @@ async function show(app, route) {
   shown?.view.close?.();
   shown = null;
   keys.setView({});
-  const later = window.setTimeout(() => fill(main, h("p", { class: "loading" }, "Loading…")), 250);
+  const later = window.setTimeout(() => mine === opened && fill(main, h("p", { class: "loading" }, "Loading…")), 250);
   try {
     const make = /** @type {(app: App, route: Route) => Promise<View>} */ (VIEWS[route.view]);
     const view = await make(app, route);
@@ -156,6 +158,7 @@ async function start() {
   keys.setGlobal({
     r: () => app.go({ view: "runs", run: "" }),
     v: () => app.go({ view: "reviews", run: "" }),
+    t: () => app.source.isFile || app.go({ view: "trends", run: "" }),
     a: () => info.has_actors && app.go({ view: "actors", run: "" }),
   });
   acceptDrops((dropped) => {
@@ -164,6 +167,7 @@ async function start() {
     shown?.view.close?.();
     shown = null;
     place.textContent = dropped.info.title;
+    nav.querySelector("[data-view=trends]")?.remove();
     history.replaceState(null, "", formatRoute({ view: "run", run: dropped.run.run_id, tab: "flow" }));
     void show(app, currentRoute());
     toast("Showing the dropped file. Reload the page to go back");

@@ -190,6 +190,23 @@
 /** @typedef {{name: string, state: "closed"|"open"|"half_open", processes: number, open_in: number, probe_at: number|null, last_failure: string|null, sent: number, queue: number, limit: number|null}} Breaker */
 /** @typedef {{nodes: {node: string, address: string|null, processes: ProcessInfo[]}[], limiters: Limiter[], breakers: Breaker[], clusters: string[], note: string|null}} Actors */
 
+/**
+ * @typedef {object} TrendSums
+ * @property {number} runs
+ * @property {number} open
+ * @property {number} failed
+ * @property {number|null} p50_ms
+ * @property {number|null} p95_ms
+ * @property {number|null} tokens
+ * @property {number} tokens_unknown
+ * @property {string|null} cost
+ * @property {number} cost_unknown
+ */
+/** @typedef {TrendSums & {day: string, since: number}} TrendDay */
+/** @typedef {{run_id: string, status: RunStatus, created_at: number, duration_ms: number|null, tokens: number|null, cost: string|null, times: Partial<Record<"duration"|"tokens"|"cost", number>>}} UnusualRun */
+/** @typedef {{ensemble: string, currency: string|null, total: TrendSums, days: TrendDay[], unusual: UnusualRun[]}} TeamTrend */
+/** @typedef {{first_day: string, last_day: string, teams: TeamTrend[], more_teams: number, runs: number, counted: number, is_complete: boolean}} Trends */
+
 /** @typedef {{name: string, kind: "dag"|"trace"|"run"|null, problem: string|null, size_bytes: number, modified_at: number, workflow: string, tasks: number|null, duration_ms: number|null}} FileEntry */
 /** @typedef {{folder: string, files: FileEntry[], left_out: number}} FileList */
 
@@ -226,6 +243,7 @@
  * @property {(a: string, b: string) => Promise<ComparedRuns>} compare
  * @property {(run: string, format: string) => Promise<Blob>} exported
  * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
+ * @property {(days: number, ensemble: string) => Promise<Trends>} trends
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

@@ -77,6 +77,7 @@ export function fileSource(file) {
     fork: refuse,
     compare: refuse,
     series: async () => ({ first: 1, runs: [run] }),
+    trends: refuse,
     files: refuse,
     file: refuse,
     exported: async () => new Blob([JSON.stringify(file, null, 2)], { type: "application/json" }),

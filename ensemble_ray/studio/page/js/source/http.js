@@ -137,6 +137,7 @@ export function httpSource() {
     fork: async (run, spec, name) => (await post(`runs/${quote(run)}/fork`, name ? { from: spec, run_id: name } : { from: spec })).run_id,
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),
     series: (run) => get(`runs/${quote(run)}/series`),
+    trends: (days, ensemble) => get(`trends?days=${days}&offset=${-new Date().getTimezoneOffset()}&ensemble=${quote(ensemble)}`),
     files: () => get("files"),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),

@@ -7,7 +7,7 @@ import { openDialog } from "./parts.js";
 
 /** @type {[string, [string, string][]][]} */
 const HELP = [
-  ["Everywhere", [["?", "this help"], ["/", "search"], ["r", "runs"], ["v", "reviews"], ["a", "actors"], ["Esc", "close what is open, leave a field"]]],
+  ["Everywhere", [["?", "this help"], ["/", "search"], ["r", "runs"], ["v", "reviews"], ["t", "trends"], ["a", "actors"], ["Esc", "close what is open, leave a field"]]],
   ["Lists", [["j k", "next and previous"], ["Enter", "open"], ["x", "select (runs)"], ["← →", "fold and unfold (steps)"]]],
   ["A run", [["1 … 6", "the tabs from left to right"], ["e", "first error"], ["j k", "next and previous step"]]],
   ["Flow", [["+ −", "larger, smaller"], ["0", "all of it"], ["← ↑ ↓ →", "move"]]],

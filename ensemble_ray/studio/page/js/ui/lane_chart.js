@@ -89,7 +89,7 @@ export class LaneChart {
       this.canvas.height = Math.round(height * dots);
     }
     context.setTransform(dots, 0, 0, dots, 0, 0);
-    this.gutter = width < 620 ? 84 : 168;
+    this.gutter = width < 620 ? 112 : 168;
     this.paint("surface");
     context.fillRect(0, 0, width, height);
     this.drawn = 0;
@@ -137,7 +137,7 @@ export class LaneChart {
     context.fillRect(0, AXIS - 1, this.width, 1);
     context.fillRect(this.gutter - 1, 0, 1, this.height);
     this.paint("muted");
-    context.font = `500 11px ${this.font}`;
+    context.font = `500 12px ${this.font}`;
     context.textBaseline = "middle";
     this.eachTick((instant, x) => {
       const ms = Math.round(instant - this.origin);
@@ -181,7 +181,7 @@ export class LaneChart {
     const few = lane.bars < 2;
     context.fillText(this.shorten(oneLine(lane.agent, 60), this.gutter - 36), 28, few ? y : y - 7);
     this.paint("muted");
-    context.font = `400 11px ${this.font}`;
+    context.font = `400 12px ${this.font}`;
     if (!few) context.fillText(`${lane.bars.toLocaleString("en-US")} steps`, 28, y + 8);
   }
 
@@ -314,7 +314,7 @@ export class LaneChart {
     const room = end - left - 14;
     if (room < 30) return;
     const isPale = left < behind || (!segments.length && status !== "completed" && status !== "running");
-    context.font = `560 11px ${this.font}`;
+    context.font = `560 12px ${this.font}`;
     context.textBaseline = "middle";
     this.paint(isPale ? "text" : "on-bar");
     context.fillText(this.shorten(oneLine(bar.step.title, 90), room), left + 7, y + 0.5);

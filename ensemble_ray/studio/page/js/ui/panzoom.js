@@ -1,6 +1,8 @@
 // Move and scale a drawing: by wheel, by two fingers, by dragging, by keys.
 
 const [SMALLEST, LARGEST] = [0.08, 2.5];
+/** Narrower windows are telephones, px. */
+const TELEPHONE = 480;
 
 /**
  * @param {HTMLElement} viewport
@@ -108,6 +110,17 @@ export function panZoom(viewport, canvas) {
      */
     setSize(w, h) {
       [width, height] = [w, h];
+    },
+    /**
+     * Show the drawing for the first time: all of it, or on a telephone at its size, so that texts can be read, with this box at the top.
+     * @param {{x: number, y: number, w: number, h: number}|undefined} box
+     */
+    open(box) {
+      fit();
+      if (viewport.clientWidth >= TELEPHONE || scale >= 1 || !box) return;
+      isFitted = false;
+      [x, y, scale] = [(viewport.clientWidth - box.w) / 2 - box.x, 16 - box.y, 1];
+      apply();
     },
     /**
      * Bring a box into sight.

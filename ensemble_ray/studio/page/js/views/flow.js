@@ -119,7 +119,7 @@ export function flowTab(app, model, route) {
       flow = found;
       [places, tallied, isLoading] = [needed, -1, false];
       build(found);
-      if (isOther) view.fit();
+      if (isOther) view.open(found.nodes[0]);
       draw();
     } catch (error) {
       if (mine !== asked) return;

@@ -117,7 +117,7 @@ export function reviewsView(app, route) {
     fill(row,
       h("div", { class: "row" }, line(review.ensemble || "Unnamed team", "inbox-team", 60), line(subjectOf(review), "muted clip", 120), h("span", { class: "grow" }), h("span", { class: "muted num" }, formatAgo(review.created_at, now))),
       line(review.task_description, "clip", 120),
-      h("div", { class: "row muted" }, h("span", { class: "clip" }, TIMINGS[review.timing] ?? review.timing), h("span", { class: "grow" }), left !== null && h("span", { class: left < 60_000 ? "num soon" : "num" }, formatDuration(Math.max(0, Math.ceil(left / 1000) * 1000)))));
+      h("div", { class: "row muted" }, h("span", { class: "clip" }, TIMINGS[review.timing] ?? review.timing, " · ", h("code", {}, review.run_id)), h("span", { class: "grow" }), left !== null && h("span", { class: left < 60_000 ? "num soon" : "num" }, formatDuration(Math.max(0, Math.ceil(left / 1000) * 1000)))));
   }
 
   function draw() {

@@ -13,7 +13,8 @@ import { moveKeys, rowList } from "../ui/rows.js";
 /** @typedef {import("../model/run.js").RunModel} RunModel */
 /** @typedef {{step: Step, depth: number, children: number}} TreeRow */
 
-const HEIGHT = 36;
+/** Height of a row, px; on a telephone a title has two lines, and its id a third. */
+const [HEIGHT, HIGH] = [36, 64];
 const STATUSES = ["running", "waiting", "completed", "failed", "interrupted", "exited", "cancelled", "skipped", "pending"];
 
 /**
@@ -34,11 +35,12 @@ export function stepsTab(app, model, route) {
   const status = h("select", { class: "field", "aria-label": "Status", onchange: () => app.go({ params: { status: status.value || null } }, true) }, h("option", { value: "" }, "Any status"), STATUSES.map((word) => h("option", { value: word }, statusWord(word))));
   const level = h("span", { class: "row", hidden: true });
   const count = h("span", { class: "muted num", role: "status" });
+  const height = window.matchMedia("(max-width: 640px)").matches ? HIGH : HEIGHT;
   const head = h("div", { class: "step-columns", "aria-hidden": "true" }, ["Step", "Agent", "Duration", "Tokens", "Cost"].map((word) => h("span", {}, word)));
-  const box = h("div", { class: "scroll step-rows", role: "tree", tabindex: 0, "aria-label": "Steps" });
+  const box = h("div", { class: "scroll step-rows", role: "tree", tabindex: 0, "aria-label": "Steps", vars: { "--row": `${height}px` } });
   const empty = h("div", { hidden: true });
   const element = h("div", { class: "steps" }, h("div", { class: "toolbar" }, h("div", { class: "search" }, icon("search"), field), status, level, h("span", { class: "grow" }), count), head, empty, box);
-  const list = rowList({ box, height: HEIGHT, make });
+  const list = rowList({ box, height, make });
 
   /**
    * @param {TreeRow} row
@@ -56,6 +58,7 @@ export function stepsTab(app, model, route) {
         } }, icon(folded.has(step.id) ? "right" : "down")) : h("span", { class: "fold" }),
         statusMark(step.status),
         line(step.title || step.id, "step-title clip", 160),
+        h("span", { class: "step-id mono muted clip", "aria-hidden": "true" }, step.id),
         step.kind !== "task" && h("span", { class: "badge" }, step.kind.toUpperCase()),
         step.number !== null && h("span", { class: "muted num" }, `#${step.number}`),
         step.attempts > 1 && h("span", { class: "badge", title: "Started more than once" }, `${step.attempts} ATTEMPTS`),
