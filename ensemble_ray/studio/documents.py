@@ -28,8 +28,8 @@ from ensemble_ray.values.trace import ExecutionTrace, GraphTrace
 from ensemble_ray.visualization.dag_model import DagModel
 from ensemble_ray.visualization.declared import declared_flow, worker_id
 from ensemble_ray.visualization.dev_tools import parse_file
-from ensemble_ray.visualization.flow import Flow, FlowNode, Layout, flow_data, place_flow
-from ensemble_ray.visualization.ran import ran_flow
+from ensemble_ray.visualization.flow import Flow, FlowNode, Layout, flow_data, layout_key, mark_path, place_flow
+from ensemble_ray.visualization.ran import critical_path, ran_flow
 
 FOLDER = Path(__file__).parent / "page"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"(\.[^\"]*)\";\n", re.MULTILINE)
@@ -263,20 +263,33 @@ class FlowDrawer:
         The trace marks the edges that the run followed.
         """
         plan = recorded_plan(header.plan) if header.plan and not header.is_dynamic else None
-        if view == "declared" and plan is not None:
-            ran: dict[str, list[tuple[str, str]]] = {}
-            for step in steps:
-                node = worker_id(step.agent) if step.kind == "delegation" else step.node
-                if node is not None:
-                    ran.setdefault(node, []).append((step.id, step.status))
-            graph = declared_flow(plan, trace)
-            return FlowSchema.model_validate(flow_data(graph, self._place(graph), ran))
         shown = [
             FlowNode(
-                id=step.id, kind=step.kind, title=step.title, agent=step.agent, status=step.status, level=step.level
+                id=step.id,
+                kind=step.kind,
+                title=step.title,
+                agent=step.agent,
+                status=step.status,
+                level=step.level,
+                started_at=step.started_at,
+                ended_at=step.ended_at,
             )
             for step in sorted(steps, key=lambda each: each.started_at or 0)
         ]
+        if view == "declared" and plan is not None:
+            ran: dict[str, list[tuple[str, str]]] = {}
+            nodes: dict[str, str] = {}
+            for step in steps:
+                node = worker_id(step.agent) if step.kind == "delegation" else step.node
+                if node is not None:
+                    nodes[step.id] = node
+                    ran.setdefault(node, []).append((step.id, step.status))
+            path = [
+                ([nodes[each] for each in before if each in nodes], [nodes[each] for each in step if each in nodes])
+                for before, step in critical_path(shown, plan, workflow=header.workflow or "")
+            ]
+            graph = mark_path(declared_flow(plan, trace), path)
+            return FlowSchema.model_validate(flow_data(graph, self._place(graph), ran))
         count = (header.items or {}).get("count")
         graph = ran_flow(
             shown, plan, workflow=header.workflow or "", item_count=count if isinstance(count, int) else None
@@ -285,11 +298,7 @@ class FlowDrawer:
 
     def _place(self, graph: Flow) -> Layout:
         """Graphs with the same nodes and edges share a layout."""
-        key = (
-            tuple((node.id, node.group) for node in graph.nodes),
-            tuple((edge.source, edge.target, edge.label, edge.is_back) for edge in graph.edges),
-            tuple((group.id, group.parent) for group in graph.groups),
-        )
+        key = layout_key(graph)
         with self._lock:
             layout = self._layouts.get(key)
             if layout is not None:

@@ -31,10 +31,10 @@ from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.metrics import ClusterDescription, load_cluster
 
 _NO_CLUSTER = (
-    "Told by the records: which process owns each active run. Only a cluster can report which process has which agent. Studio queries a "
-    "cluster if you start it with --address or RAY_ADDRESS, or if a run of this machine belongs to the cluster."
+    "Without a Ray cluster, only the processes that own active runs are known. "
+    "To see agents, start Studio with --address ADDRESS of their cluster."
 )
-_NOTHING = "No run goes on, so there are no processes."
+_NOTHING = "No run is active, so there are no processes."
 #: For visitors without access to the cluster: errors name addresses.
 _UNASKED = "A cluster cannot be asked: more processes may work for these runs."
 _OTHERS = "Shown are the processes that work for runs of this key's teams."

@@ -98,7 +98,7 @@ class DagModel(Value):
     """A graph of tasks.
 
     Attributes:
-        critical_path: Ids from the first to the last task, then loops.
+        critical_path: Ids of the longest chain by the number of tasks, then loops: an estimate, since a graph has no times.
         mode: `graph`: the tasks are states, connected by `graph_edges`; None: they are connected by `depends_on`.
     """
 

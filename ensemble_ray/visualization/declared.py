@@ -41,7 +41,7 @@ def dag_flow(dag: DagModel) -> Flow:
         maker.add_phases(dag.phases)
     else:
         is_sequential = dag.workflow == "sequential" and dag.map_reduce_mode is None
-        maker.add_members(dag.tasks, is_sequential=is_sequential, shows_levels=not is_sequential)
+        maker.add_members(dag.tasks, is_sequential=is_sequential)
     return fold_flow(maker.flow())
 
 
@@ -73,20 +73,16 @@ class _Maker:
     _groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
 
     def flow(self) -> Flow:
-        keys = {task.id: _key(task) for task in self.dag.tasks}
         return Flow(
             nodes=tuple(self._nodes),
             edges=tuple(self._edges),
             groups=tuple(self._groups),
             mode="graph" if self.dag.mode == "graph" else "dag",
-            critical_path=tuple(keys[each] for each in self.dag.critical_path if each in keys),
         )
 
     # Tasks and loops.
 
-    def add_members(
-        self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool, shows_levels: bool
-    ) -> None:
+    def add_members(self, tasks: Sequence[DagTaskNode], group: str | None = None, *, is_sequential: bool) -> None:
         inside = {task.id: task for task in tasks}
         waits_for = {task.id: [each for each in task.depends_on if each in inside] for task in tasks}
         order = in_waiting_order(list(inside), waits_for) if is_sequential else tuple(inside)
@@ -98,16 +94,9 @@ class _Maker:
                 self._add_loop(task, group, title, rank=rank)
                 continue
             badges = tree_badges(task.node_type, task.map_reduce_level)
-            if not badges and shows_levels:  # S-VIZ-71
-                level = f"L{task.parallel_group}"
-                badges = (level, "CP") if task.on_critical_path else (level,)
-            self._add_node(task, group, kind=_kind(task), rank=rank, badges=badges, shows_path=shows_levels)
-        steps = set(pairwise(self.dag.critical_path))
+            self._add_node(task, group, kind=_kind(task), rank=rank, badges=badges)
         for target, sources in waits_for.items():
-            for source in sources:
-                is_critical = shows_levels and (source, target) in steps
-                edge = FlowEdge(source=_key(inside[source]), target=_key(inside[target]), is_critical=is_critical)
-                self._edges.append(edge)
+            self._edges += [FlowEdge(source=_key(inside[each]), target=_key(inside[target])) for each in sources]
         if is_sequential:
             self._add_order([inside[each] for each in order])
 
@@ -143,7 +132,6 @@ class _Maker:
         kind: str,
         rank: int,
         badges: tuple[str, ...] = (),
-        shows_path: bool = False,
     ) -> None:
         self._nodes.append(
             FlowNode(
@@ -153,7 +141,6 @@ class _Maker:
                 agent=title_of(task.agent_role),
                 level=task.parallel_group if task.map_reduce_level is None else task.map_reduce_level,
                 rank=rank,
-                is_critical=shows_path and task.on_critical_path,
                 group=group,
                 badges=badges,
             )
@@ -167,7 +154,7 @@ class _Maker:
             self._groups.append(FlowGroup(id=phase.key, kind="phase", title=f"PHASE {title_of(phase.name)}"))
             tasks = [task for task in self.dag.tasks if task.phase == phase.name]
             members = [task for task in tasks if task.id != phase.review_id]
-            self.add_members(members, phase.key, is_sequential=phase.workflow == "sequential", shows_levels=True)
+            self.add_members(members, phase.key, is_sequential=phase.workflow == "sequential")
             self._add_review(phase, members, next((task for task in tasks if task.id == phase.review_id), None))
             self._edges += [FlowEdge(source=keys[name], target=phase.key) for name in phase.after if name in keys]
 
@@ -175,9 +162,7 @@ class _Maker:
         """Add the review after the tasks that no other task of the phase waits for."""
         if review is None:
             return
-        badges = ("REVIEW", "CP") if review.on_critical_path else ("REVIEW",)
-        rank = review.parallel_group
-        self._add_node(review, phase.key, kind=_kind(review), rank=rank, badges=badges, shows_path=True)
+        self._add_node(review, phase.key, kind=_kind(review), rank=review.parallel_group, badges=("REVIEW",))
         inside = {_key(task) for task in members}
         waited_for = {edge.source for edge in self._edges if edge.target in inside}
         self._edges += [
@@ -200,10 +185,8 @@ class _Maker:
                 self._add_loop(task, None, title, rank=ranks[task.id])
                 continue
             kind = "end" if task.node_type == "graph-end" else "state"
-            badges = ["END" if kind == "end" else "STATE"]
-            if task.id == dag.graph_start_state_id:
-                badges.append("START")
-            self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=tuple(badges))
+            badge = "END" if kind == "end" else "START" if task.id == dag.graph_start_state_id else None
+            self._add_node(task, None, kind=kind, rank=ranks[task.id], badges=(badge,) if badge else ())
         is_over = dag.graph_steps_run is not None
         for edge in dag.graph_edges:
             label = edge.condition_description or edge.branching
@@ -225,7 +208,7 @@ class _Maker:
         tasks = [task for task in self.dag.tasks if task is not manager]
         if tasks:
             self._groups.append(FlowGroup(id=_TASKS_GROUP, kind="manager", title="TASKS"))
-            self.add_members(tasks, _TASKS_GROUP, is_sequential=False, shows_levels=False)
+            self.add_members(tasks, _TASKS_GROUP, is_sequential=False)
             self._edges.append(FlowEdge(source=_TASKS_GROUP, target=MANAGER_KEY, kind="unconditional"))
         title = "Manager" if manager is None else title_of(manager.description)
         self._nodes.append(FlowNode(id=MANAGER_KEY, kind="manager", title=title, agent=MANAGER_ROLE))

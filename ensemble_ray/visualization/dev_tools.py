@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,33 +24,52 @@ from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import Value, explain, utc_now
 from ensemble_ray.visualization.dag_model import DagExporter, DagModel
 from ensemble_ray.visualization.declared import dag_flow, map_reduce_flow
-from ensemble_ray.visualization.flow import Flow, FlowEdge, FlowNode, Layout, Point, Rect, Route, place_flow
+from ensemble_ray.visualization.flow import (
+    LABEL_LINE,
+    SMALL_LETTER,
+    SMALL_LINE,
+    TITLE_LINE,
+    Flow,
+    FlowEdge,
+    FlowNode,
+    Layout,
+    Point,
+    Rect,
+    Route,
+    agent_lines,
+    label_lines,
+    place_flow,
+    title_lines,
+    wrap_text,
+)
 from ensemble_ray.visualization.ran import ran_flow
 
-_ROLES = 8  # role colours
-_LETTER, _SMALL_LETTER = 7.7, 6.0  # average width of a letter in titles and in small text, px
+_ROLES = 12  # role colours, those of Studio
 _INSET, _RADIUS, _BEND = 14.0, 8.0, 7.0
 _STACK = 4.0
-_MAX_LABEL = 28
 
 _STYLE = """
-svg{--paper:#fff;--card:#fff;--line:#c9ced6;--ink:#1c2430;--soft:#5b6675;--edge:#7b8694;--frame:#f5f7fa;--bad:#c62f3a;
---r0:#2f6fdb;--r1:#0e8a6a;--r2:#b4590c;--r3:#8546c4;--r4:#b23a75;--r5:#4f7a12;--r6:#0b7d94;--r7:#7a5a34;
+svg{--paper:#fff;--card:#fff;--line:#c9ced6;--ink:#1c2430;--soft:#5b6675;--edge:#7b8694;--frame:#f5f7fa;--hot:#c2255c;
+--r0:#421c8d;--r1:#c66f39;--r2:#2892cf;--r3:#374300;--r4:#601a5d;--r5:#9c8a04;--r6:#0e3f6a;
+--r7:#0fa44d;--r8:#d15697;--r9:#763638;--r10:#667900;--r11:#965876;
 --running:#2f6fdb;--completed:#0e8a6a;--failed:#c62f3a;--other:#5b6675}
 @media (prefers-color-scheme:dark){svg{--paper:#12161c;--card:#1b212a;--line:#3a4452;--ink:#e8edf4;--soft:#a3afbe;
---edge:#8793a3;--frame:#171c24;--bad:#ff7b82;
---r0:#7aa9ff;--r1:#4fd0a7;--r2:#f0a259;--r3:#c49af5;--r4:#f08bbb;--r5:#a9d35a;--r6:#5fcbe0;--r7:#d3b083;
+--edge:#8793a3;--frame:#171c24;--hot:#ff86ac;
+--r0:#765dcf;--r1:#b35713;--r2:#9bd2fa;--r3:#6c7e2a;--r4:#985b93;--r5:#fce343;--r6:#2378c2;
+--r7:#9afcaf;--r8:#d15697;--r9:#b57575;--r10:#94ab39;--r11:#e5becf;
 --running:#7aa9ff;--completed:#4fd0a7;--failed:#ff7b82;--other:#a3afbe}}
 text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--ink)}
 .paper{fill:var(--paper)}
 .card{fill:var(--card);stroke:var(--line)}
-.critical .card{stroke:var(--bad);stroke-width:1.6}
+.critical .card{stroke:var(--hot);stroke-width:2.4}
 .t{font-size:12.5px;font-weight:600}.s{font-size:10.5px;fill:var(--soft)}.b{font-size:9.5px;fill:var(--soft);font-weight:600}
-.frame{fill:var(--frame);stroke:var(--line);stroke-dasharray:5 4}
-.e{fill:none;stroke:var(--edge);stroke-width:1.4}.dash{stroke-dasharray:5 4}.hot{stroke:var(--bad);stroke-width:1.8}
+.frame{fill:var(--frame);stroke:var(--line)}
+.e{fill:none;stroke:var(--edge);stroke-width:1.4}.hot{stroke:var(--hot);stroke-width:2.4}
+.unconditional{stroke-dasharray:5 4}.conditional{stroke-dasharray:9 3 2 3}.delegation{stroke-dasharray:1.5 4;stroke-linecap:round}.loop{stroke-dasharray:14 4}
 .off{opacity:.35}.l{font-size:10.5px;fill:var(--soft);paint-order:stroke;stroke:var(--paper);stroke-width:4px}
-.tip{fill:var(--edge)}.tip.hot{fill:var(--bad);stroke:none}
-.r0{fill:var(--r0)}.r1{fill:var(--r1)}.r2{fill:var(--r2)}.r3{fill:var(--r3)}.r4{fill:var(--r4)}.r5{fill:var(--r5)}.r6{fill:var(--r6)}.r7{fill:var(--r7)}
+.tip{fill:var(--edge)}.tip.hot{fill:var(--hot);stroke:none}
+.r0{fill:var(--r0)}.r1{fill:var(--r1)}.r2{fill:var(--r2)}.r3{fill:var(--r3)}.r4{fill:var(--r4)}.r5{fill:var(--r5)}.r6{fill:var(--r6)}
+.r7{fill:var(--r7)}.r8{fill:var(--r8)}.r9{fill:var(--r9)}.r10{fill:var(--r10)}.r11{fill:var(--r11)}
 .running{fill:var(--running)}.completed{fill:var(--completed)}.failed{fill:var(--failed)}.other{fill:var(--other)}
 """
 _TIPS = "".join(
@@ -76,10 +94,10 @@ def render_svg(flow: Flow, layout: Layout, *, title: str) -> str:
     ]
     for group in flow.groups:
         place = layout.places[group.id]
-        shown = _fitting(group.title, place.width - 2 * _INSET, _SMALL_LETTER)
+        shown = wrap_text(group.title, place.width - 2 * _INSET, SMALL_LETTER, 1)
         lines.append(
             f"<g><title>{escape(group.title)}</title>{_rect('frame', place, _RADIUS)}"
-            f'<text class="b" x="{_number(place.x + _INSET)}" y="{_number(place.y + 18)}">{escape(shown)}</text></g>'
+            f'<text class="b" x="{_number(place.x + _INSET)}" y="{_number(place.y + 18)}">{escape("".join(shown))}</text></g>'
         )
     lines += [_edge(edge, route) for edge, route in zip(flow.edges, layout.routes, strict=True)]
     agents = dict.fromkeys(node.agent for node in flow.nodes if node.agent)
@@ -88,13 +106,14 @@ def render_svg(flow: Flow, layout: Layout, *, title: str) -> str:
         lines += _node(node, layout.places[node.id], roles.get(node.agent))
     for edge, route in zip(flow.edges, layout.routes, strict=True):
         if edge.label and route.label_at is not None:
-            shown = edge.label if len(edge.label) <= _MAX_LABEL else f"{edge.label[: _MAX_LABEL - 1]}…"
-            x, y = _number(route.label_at[0]), _number(route.label_at[1] + 3.5)
-            off = " off" if edge.fired is False else ""
-            lines.append(
-                f'<text class="l{off}" x="{x}" y="{y}" text-anchor="middle">'
-                f"<title>{escape(edge.label)}</title>{escape(shown)}</text>"
-            )
+            x, off = _number(route.label_at[0]), " off" if edge.fired is False else ""
+            shown = label_lines(edge.label)
+            for line, text in enumerate(shown):
+                y = _number(route.label_at[1] + 3.5 + LABEL_LINE * (line - (len(shown) - 1) / 2))
+                lines.append(
+                    f'<text class="l{off}" x="{x}" y="{y}" text-anchor="middle">'
+                    f"<title>{escape(edge.label)}</title>{escape(text)}</text>"
+                )
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -114,9 +133,7 @@ def render_mermaid(flow: Flow) -> str:
 
 
 def _edge(edge: FlowEdge, route: Route) -> str:
-    classes = ["e"]
-    if edge.kind in {"unconditional", "loop"}:
-        classes.append("dash")
+    classes = ["e", edge.kind]
     if edge.is_critical:
         classes.append("hot")
     if edge.fired is False:
@@ -163,55 +180,22 @@ def _node(node: FlowNode, place: Rect, role: int | None) -> Iterator[str]:
 
 
 def _texts(node: FlowNode, place: Rect) -> Iterator[str]:
-    left, room = place.x + _INSET + 4, place.width - 2 * _INSET - 4
-    for line, text in enumerate(_wrap(node.title, room)):
-        yield f'<text class="t" x="{_number(left)}" y="{_number(place.y + 22 + 16 * line)}">{escape(text)}</text>'
+    left, agents = place.x + _INSET + 4, agent_lines(node)
+    for line, text in enumerate(title_lines(node)):
+        yield f'<text class="t" x="{_number(left)}" y="{_number(place.y + 22 + TITLE_LINE * line)}">{escape(text)}</text>'
     bottom = place.y + place.height - 12
+    for line, text in enumerate(agents or filter(None, [node.agent])):
+        y = _number(bottom - SMALL_LINE * (len(agents) - line))
+        yield f'<text class="s" x="{_number(left)}" y="{y}">{escape(text)}</text>'
     count = node.shown_count
-    badges = "  ".join((*node.badges, *(() if count is None else (f"x{count:,}",))))
+    badge = " ".join((*node.badges, *(() if count is None else (f"x{count:,}",))))
     right = place.x + place.width - _INSET
     if node.status is not None or node.counts:
         status = node.status or ("failed" if node.counts.get("failed") else "completed")
         known = status if status in {"running", "completed", "failed"} else "other"
         yield f'<circle class="{known}" cx="{_number(right - 1)}" cy="{_number(place.y + 14)}" r="4"/>'
-    if badges:
-        yield f'<text class="b" text-anchor="end" x="{_number(right)}" y="{_number(bottom)}">{escape(badges)}</text>'
-    if node.agent:
-        shown = _fitting(node.agent, room - _SMALL_LETTER * (len(badges) + 2), _SMALL_LETTER)
-        yield f'<text class="s" x="{_number(left)}" y="{_number(bottom)}">{escape(shown)}</text>'
-
-
-def _wrap(text: str, room: float) -> list[str]:
-    """Split a text into at most two lines."""
-    if _width(text, _LETTER) <= room:
-        return [text]
-    first = ""
-    rest = text.split(" ")
-    while rest and _width(f"{first} {rest[0]}".strip(), _LETTER) <= room:
-        first = f"{first} {rest.pop(0)}".strip()
-    if not first:  # one long word
-        first = _prefix(text, room, _LETTER)
-        return [first, _fitting(text[len(first) :], room, _LETTER)]
-    return [first, _fitting(" ".join(rest), room, _LETTER)] if rest else [first]
-
-
-def _fitting(text: str, room: float, letter: float) -> str:
-    if _width(text, letter) <= room:
-        return text
-    return f"{_prefix(text, room - letter, letter).rstrip()}…"
-
-
-def _prefix(text: str, room: float, letter: float) -> str:
-    used = 0.0
-    for position, char in enumerate(text):
-        used += _width(char, letter)
-        if used > room:
-            return text[:position]
-    return text
-
-
-def _width(text: str, letter: float) -> float:
-    return sum(2 * letter if unicodedata.east_asian_width(char) in "WF" else letter for char in text)
+    if badge:
+        yield f'<text class="b" text-anchor="end" x="{_number(right)}" y="{_number(bottom)}">{escape(badge)}</text>'
 
 
 def _rect(name: str, place: Rect, radius: float) -> str:
@@ -310,6 +294,8 @@ def _step(name: str, task: TaskTrace, *, is_failed: bool) -> FlowNode:
         agent=task.agent_role,
         status="failed" if is_failed else status,
         level=task.map_reduce_level,
+        started_at=task.started_at.timestamp(),
+        ended_at=task.completed_at.timestamp(),
     )
 
 
@@ -322,6 +308,8 @@ def _delegated_steps(delegating: str, task: TaskTrace) -> Iterator[FlowNode]:
             title=each.task_description,
             agent=each.worker_role,
             status="completed" if each.succeeded else "failed",
+            started_at=each.started_at.timestamp(),
+            ended_at=each.completed_at.timestamp(),
         )
         if each.worker_trace is not None:
             yield from _delegated_steps(name, each.worker_trace)

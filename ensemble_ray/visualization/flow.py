@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -20,6 +22,8 @@ _PADDING = 16.0
 _HEADER = 28.0
 #: With more lines the engine spends less effort: 300 would take a second, during which it holds the interpreter's lock.
 _CAREFUL_LINES = 100
+_CAREFUL_LABELS = 40_000  # labels times elements; with more, labels stay where the engine puts them
+_LABEL_GAP = 5.0  # between a label and its line
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
 
@@ -51,6 +55,15 @@ class Rect:
     y: float
     width: float
     height: float
+
+    def overlaps(self, other: Rect) -> bool:
+        """Whether they share a point; a line is a rectangle without width or height."""
+        return (
+            self.x < other.x + other.width
+            and other.x < self.x + self.width
+            and self.y < other.y + other.height
+            and other.y < self.y + self.height
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,8 @@ def lay_out(
         for edge, line in zip(drawn.edges, lines, strict=True)
     ]
     places, routes = _with_titles(raw_places, routes, frames)
-    return _move(places, routes, [line.label_size for line in lines])
+    sizes = [line.label_size for line in lines]
+    return _move(places, _with_free_labels(places, routes, sizes, framed), sizes)
 
 
 def _graph_of(boxes: Sequence[Box], lines: Sequence[EdgeLine], frames: Sequence[Frame]) -> dict[str, object]:
@@ -194,6 +208,64 @@ def _with_titles(
     ]
 
 
+def _with_free_labels(
+    places: Mapping[str, Rect],
+    routes: Sequence[Route],
+    sizes: Sequence[tuple[float, float] | None],
+    framed: Collection[str],
+) -> list[Route]:
+    """Move labels that the engine puts on a line to the side of their own line, where the fewest elements are."""
+    taken = [place for name, place in places.items() if name not in framed]
+    for name in framed:
+        taken += _border(places[name])
+    taken += [_segment(*ends) for route in routes for ends in pairwise(route.points)]
+    if len(taken) * sum(size is not None for size in sizes) > _CAREFUL_LABELS:
+        return list(routes)
+    found: list[Route] = []
+    for route, size in zip(routes, sizes, strict=True):
+        if route.label_at is None or size is None:
+            found.append(route)
+            continue
+        spots = [(route.label_at, _around(route.label_at, size))]
+        spots += [(at, _around(at, size)) for at in _beside(route.points, size)]
+        at, best = min(spots, key=lambda spot: sum(map(spot[1].overlaps, taken)))
+        taken.append(best)
+        found.append(replace(route, label_at=at))
+    return found
+
+
+def _beside(points: Sequence[Point], size: tuple[float, float]) -> Iterator[Point]:
+    """Yield centres for a label beside the segments of its line."""
+    width, height = size
+    for (x, y), (to_x, to_y) in pairwise(points):
+        for share in (0.5, 0.3, 0.7):
+            at_x, at_y = x + (to_x - x) * share, y + (to_y - y) * share
+            if abs(to_y - y) > abs(to_x - x):
+                yield at_x + width / 2 + _LABEL_GAP, at_y
+                yield at_x - width / 2 - _LABEL_GAP, at_y
+            else:
+                yield at_x, at_y - height / 2 - _LABEL_GAP
+                yield at_x, at_y + height / 2 + _LABEL_GAP
+
+
+def _around(centre: Point, size: tuple[float, float]) -> Rect:
+    return Rect(centre[0] - size[0] / 2, centre[1] - size[1] / 2, *size)
+
+
+def _segment(start: Point, end: Point) -> Rect:
+    return Rect(min(start[0], end[0]), min(start[1], end[1]), abs(start[0] - end[0]), abs(start[1] - end[1]))
+
+
+def _border(place: Rect) -> list[Rect]:
+    x, y, width, height = place.x, place.y, place.width, place.height
+    return [
+        Rect(x, y, width, _HEADER),
+        Rect(x, y + height, width, 0),
+        Rect(x, y, 0, height),
+        Rect(x + width, y, 0, height),
+    ]
+
+
 def _move(places: Mapping[str, Rect], routes: Sequence[Route], labels: Sequence[tuple[float, float] | None]) -> Layout:
     points = [point for route in routes for point in route.points]
     for place in places.values():
@@ -222,12 +294,19 @@ def _move(places: Mapping[str, Rect], routes: Sequence[Route], labels: Sequence[
     )
 
 
+#: `unconditional`: only the order of work. Each kind has one line style in all drawings.
 EdgeKind = Literal["dependency", "conditional", "unconditional", "delegation", "loop"]
 GroupKind = Literal["phase", "loop", "graph", "manager"]
 
-_WIDTH, _HEIGHT = 208.0, 72.0  # px
+_WIDTH, _HEIGHT = 208.0, 72.0  # px; a node is higher if its texts have more lines
 _FOLDED_HEIGHT = 104.0  # of a node for several tasks, which shows their progress
-_LETTER, _LONGEST_LABEL, _LABEL_HEIGHT = 6.6, 28, 18.0  # width of a letter, longest label in letters, height
+_END_SIZE = (92.0, 36.0)
+_TITLE_LETTER, SMALL_LETTER = 7.7, 6.6  # average width of a letter in titles and in small text, px
+_TITLE_ROOM, _AGENT_ROOM = _WIDTH - 58.0, _WIDTH - 42.0  # beside the mark of a state, and a dot
+_MAX_TITLE_LINES, _MAX_AGENT_LINES = 7, 3
+TITLE_LINE, SMALL_LINE = 17.0, 16.0  # height of a line
+_FOOT_ROOM = 118.0  # for an agent and a badge beside a duration
+LABEL_LINE, _LABEL_LETTER, _LABEL_WIDTH = 18.0, 7.4, 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +324,12 @@ class FlowNode:
     folded: tuple[str, ...] = ()  # keys or steps in a folded node
     status: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict[str, int])  # steps of a folded node by status
-    badges: tuple[str, ...] = ()  # `L0`, `CP`, `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `STATE`, `END`
+    badges: tuple[
+        str, ...
+    ] = ()  # at most one: `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `START`, `END`, `REVIEW`, `STEP 1`
     count: int | None = None  # tasks that are not in `folded`
+    started_at: float | None = None  # of a step, in the unit of the record
+    ended_at: float | None = None
 
     @property
     def shown_count(self) -> int | None:
@@ -258,7 +341,7 @@ class FlowNode:
 class FlowEdge:
     source: str
     target: str
-    kind: EdgeKind = "dependency"  # `unconditional`: only the order of work
+    kind: EdgeKind = "dependency"
     label: str | None = None
     is_critical: bool = False
     fired: bool | None = None  # whether the run followed it; None: unknown
@@ -282,22 +365,124 @@ class Flow:
     critical_path: tuple[str, ...] = ()
 
 
+#: A step of the critical path with the step before it, each with its ids in a graph; an empty id: it is the first step.
+PathStep = tuple[Sequence[str], Sequence[str]]
+
+
+def mark_path(flow: Flow, path: Sequence[PathStep]) -> Flow:
+    """Mark the nodes of a critical path, and the edges that connect them or their frames; nothing if all nodes are on it."""
+    shown = {each: node for node in flow.nodes for each in (node.id, *node.folded)}
+    parents = {group.id: group.parent for group in flow.groups}
+
+    def around(name: str) -> list[str]:
+        node = shown[name]
+        found, group = [node.id], node.group
+        while group is not None:
+            found.append(group)
+            group = parents[group]
+        return found
+
+    marked: dict[str, None] = {}
+    ways: set[tuple[str, str]] = set()
+    for sources, targets in path:
+        known = [each for each in targets if each in shown]
+        marked.update(dict.fromkeys(shown[each].id for each in known))
+        for source, target in product((each for each in sources if each in shown), known):
+            ways.update(product(around(source), around(target)))
+    if len(marked) == len(flow.nodes):  # it tells nothing
+        marked, ways = {}, set()
+    return replace(
+        flow,
+        nodes=tuple(replace(node, is_critical=node.id in marked) for node in flow.nodes),
+        edges=tuple(replace(edge, is_critical=(edge.source, edge.target) in ways) for edge in flow.edges),
+        critical_path=tuple(marked),
+    )
+
+
+def text_width(text: str, letter: float) -> float:
+    return sum(2 * letter if unicodedata.east_asian_width(char) in "WF" else letter for char in text)
+
+
+def wrap_text(text: str, room: float, letter: float, most: int) -> list[str]:
+    """Split a text into at most so many lines; the last one ends with an ellipsis if the text is longer."""
+    lines = [""]
+    for word in text.split(" "):
+        rest = word
+        if lines[-1] and text_width(f"{lines[-1]} {rest}", letter) <= room:
+            lines[-1] = f"{lines[-1]} {rest}"
+            continue
+        while rest:
+            part = _prefix(rest, room, letter)
+            rest = rest[len(part) :]
+            lines.append(part)
+    lines = [line for line in lines if line]
+    if len(lines) > most:
+        lines[most - 1] = f"{_prefix(lines[most - 1], room - letter, letter)}…"
+    return lines[:most]
+
+
+def _prefix(text: str, room: float, letter: float) -> str:
+    """Return the beginning that fits, at least one character."""
+    used = 0.0
+    for position, char in enumerate(text):
+        used += text_width(char, letter)
+        if used > room and position:
+            return text[:position]
+    return text
+
+
+def title_lines(node: FlowNode) -> list[str]:
+    return wrap_text(node.title, _TITLE_ROOM, _TITLE_LETTER, _MAX_TITLE_LINES)
+
+
+def agent_lines(node: FlowNode) -> list[str]:
+    """Return the lines of an agent's name above the last line of a node; none: the name fits into that line."""
+    badge = sum(len(each) + 2 for each in node.badges) + (0 if node.shown_count is None else 8)
+    if text_width(node.agent, SMALL_LETTER) + badge * SMALL_LETTER <= _FOOT_ROOM:
+        return []
+    return wrap_text(node.agent, _AGENT_ROOM, SMALL_LETTER, _MAX_AGENT_LINES)
+
+
+def label_lines(label: str) -> list[str]:
+    return wrap_text(label, _LABEL_WIDTH, _LABEL_LETTER, 2)
+
+
+def _size(node: FlowNode) -> tuple[float, float]:
+    if node.kind == "end":
+        return _END_SIZE
+    more, agents = max(0, len(title_lines(node)) - 2) * TITLE_LINE, len(agent_lines(node))
+    if node.shown_count is None:
+        return _WIDTH, _HEIGHT + more + agents * SMALL_LINE
+    return _WIDTH, max(_FOLDED_HEIGHT, _HEIGHT + agents * SMALL_LINE) + more
+
+
+def _label_size(label: str) -> tuple[float, float]:
+    lines = label_lines(label)
+    width = text_width(lines[0], _LABEL_LETTER) if len(lines) == 1 else _LABEL_WIDTH
+    return 8 + width, LABEL_LINE * len(lines)
+
+
+def layout_key(flow: Flow) -> Hashable:
+    """Return a key that is equal for graphs with the same layout."""
+    return (
+        tuple((node.id, node.group, _size(node)) for node in flow.nodes),
+        tuple((edge.source, edge.target, edge.label, edge.is_back) for edge in flow.edges),
+        tuple((group.id, group.parent) for group in flow.groups),
+    )
+
+
 def place_flow(flow: Flow) -> Layout:
+    sizes = [_size(node) for node in flow.nodes]
     return lay_out(
         [
-            Box(
-                id=node.id,
-                width=_WIDTH,
-                height=_HEIGHT if node.shown_count is None else _FOLDED_HEIGHT,
-                frame=node.group,
-            )
-            for node in flow.nodes
+            Box(id=node.id, width=width, height=height, frame=node.group)
+            for node, (width, height) in zip(flow.nodes, sizes, strict=True)
         ],
         [
             EdgeLine(
                 source=edge.source,
                 target=edge.target,
-                label_size=(8 + _LETTER * min(len(edge.label), _LONGEST_LABEL), _LABEL_HEIGHT) if edge.label else None,
+                label_size=_label_size(edge.label) if edge.label and edge.label.strip() else None,
                 is_back=edge.is_back,
             )
             for edge in flow.edges

@@ -25,7 +25,9 @@ from ensemble_ray.visualization.flow import (
     FlowGroup,
     FlowNode,
     GroupKind,
+    PathStep,
     fold_flow,
+    mark_path,
     shared_title,
 )
 
@@ -41,6 +43,16 @@ def ran_flow(
     steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: str = "", item_count: int | None = None
 ) -> Flow:
     """Return the graph of a run. `item_count` is the number of items of a map-reduce without a plan, if known."""
+    flow = _whole_flow(steps, plan, workflow, item_count)
+    return mark_path(fold_flow(flow), _critical_path(flow))
+
+
+def critical_path(steps: Iterable[FlowNode], plan: Plan | None = None, *, workflow: str = "") -> list[PathStep]:
+    """Return the steps that determine the end of a run, the first one first (S-VIZ-90). An active run has none."""
+    return _critical_path(_whole_flow(steps, plan, workflow))
+
+
+def _whole_flow(steps: Iterable[FlowNode], plan: Plan | None, workflow: str, item_count: int | None = None) -> Flow:
     rules = _Rules(plan, workflow)
     leaves = [
         step
@@ -53,7 +65,91 @@ def ran_flow(
     for step in leaves:
         maker.insert(step, root)
     maker.add(root, None)
-    return fold_flow(Flow(nodes=tuple(maker.nodes), edges=tuple(maker.edges), groups=tuple(maker.groups)))
+    return Flow(nodes=tuple(maker.nodes), edges=tuple(maker.edges), groups=tuple(maker.groups))
+
+
+_ACTIVE, _STOPPED = frozenset({"running", "waiting"}), frozenset({"skipped", "cancelled"})
+
+
+def _critical_path(flow: Flow) -> list[PathStep]:
+    path = _Path(flow)
+    is_active = any(node.status in _ACTIVE or not _ACTIVE.isdisjoint(node.counts) for node in flow.nodes)
+    found = [] if is_active else path.steps()
+    # If all steps are on it, it tells nothing.
+    return found if len(found) < len(path.ended) else []
+
+
+class _Path:
+    """Walks back from the step that ended last: each time to the dependency that ended last before the step began."""
+
+    def __init__(self, flow: Flow) -> None:
+        #: Steps that ended by themselves, in the order of their start, with the instants of their start and end.
+        self.ended = {
+            node.id: (node.ended_at if node.started_at is None else node.started_at, node.ended_at)
+            for node in flow.nodes
+            if node.ended_at is not None and node.status not in _STOPPED
+        }
+        self._places = {each: place for place, each in enumerate(self.ended)}
+        self._nodes = {node.id: node for node in flow.nodes}
+        self._parents = {group.id: group.parent for group in flow.groups}
+        self._inside: dict[str, list[str]] = {}  # ended steps of a frame
+        for each in self.ended:
+            for group in self._around(each)[1:]:
+                self._inside.setdefault(group, []).append(each)
+        self._sources: dict[str, list[str]] = {}
+        self._delegated: dict[str, list[str]] = {}
+        for edge in flow.edges:
+            if edge.kind != "delegation":
+                self._sources.setdefault(edge.target, []).append(edge.source)
+            elif edge.target in self.ended:
+                self._delegated.setdefault(edge.source, []).append(edge.target)
+
+    def steps(self) -> list[PathStep]:
+        delegated = {each for found in self._delegated.values() for each in found}
+        at = self._latest(each for each in self.ended if each not in delegated)
+        path: list[str] = []
+        while at is not None and at not in path:
+            path.insert(0, at)
+            at = self._latest_before(at)
+        steps: list[PathStep] = []
+        before: Sequence[str] = ()
+        for each in path:
+            own = self._ids(each)
+            steps += [(before, own), *self._delegations(each)]
+            before = own
+        return steps
+
+    def _delegations(self, step: str) -> list[PathStep]:
+        """Return the delegated work that the delegating step waited for."""
+        found: list[PathStep] = []
+        earlier = self._delegated.get(step, [])
+        while (at := self._latest(earlier)) is not None:
+            found = [(self._ids(step), self._ids(at)), *self._delegations(at), *found]
+            begun = self.ended[at][0]
+            earlier = [each for each in earlier if each != at and self.ended[each][1] <= begun]
+        return found
+
+    def _latest_before(self, step: str) -> str | None:
+        sources = [source for each in self._around(step) for source in self._sources.get(each, ())]
+        known = [each for source in sources for each in self._inside.get(source, [source]) if each in self.ended]
+        begun = self.ended[step][0]
+        # Clocks of several machines differ: without an earlier one, the last one counts.
+        return self._latest(each for each in known if self.ended[each][1] <= begun) or self._latest(known)
+
+    def _latest(self, steps: Iterable[str]) -> str | None:
+        """Return the step that ended last; of several in one instant the one that began last."""
+        return max(steps, key=lambda each: (self.ended[each][1], self.ended[each][0], self._places[each]), default=None)
+
+    def _around(self, step: str) -> list[str]:
+        """Return a step and its frames, from inside to outside."""
+        found, group = [step], self._nodes[step].group
+        while group is not None:
+            found.append(group)
+            group = self._parents[group]
+        return found
+
+    def _ids(self, step: str) -> Sequence[str]:
+        return self._nodes[step].folded or (step,)
 
 
 class _Rules:
@@ -245,6 +341,8 @@ class _Maker:
                 group=frame,
                 folded=tuple(step.id for step in steps),
                 counts=Counter(step.status or "" for step in steps),
+                started_at=min((step.started_at for step in steps if step.started_at is not None), default=None),
+                ended_at=max((step.ended_at for step in steps if step.ended_at is not None), default=None),
             )
         )
         return self.nodes[-1].id
@@ -260,8 +358,8 @@ class _Maker:
                 state = states.get(_key(path), _key(path))
                 if isinstance(member, FlowNode):
                     name = member.id
-                    badges = (f"STEP {number}", title_of(state))
-                    self._add_step(member, frame, rank=number, badges=badges)
+                    named = replace(member, title=f"{state}: {member.title}")
+                    self._add_step(named, frame, rank=number, badges=(f"STEP {number}",))
                 else:
                     name = self._add_unit(member, frame, rank=number)
                 visits.append((state, name))
@@ -272,7 +370,9 @@ class _Maker:
             before = [newest[source] for source, target in leads if target == state and source in newest]
             chosen = {newest[source] for source in joins.get(state, ()) if source in newest}
             chosen.update([max(before)] if before else [])
-            self.edges += [FlowEdge(source=source, target=name, fired=True) for _, source in sorted(chosen)]
+            self.edges += [
+                FlowEdge(source=source, target=name, kind="unconditional", fired=True) for _, source in sorted(chosen)
+            ]
             newest[state] = number, name
 
 
@@ -284,6 +384,7 @@ def _level_node(steps: Sequence[FlowNode], total: int) -> FlowNode:
     ]  # a task has its text at its end
     agents = {step.agent for step in steps if step.agent}
     counts = Counter(step.status or "" for step in steps)
+    done = [step for step in steps if step.ended_at is not None and step.status not in _STOPPED]
     if total > len(steps):
         counts["pending"] += total - len(steps)
     return FlowNode(
@@ -295,6 +396,8 @@ def _level_node(steps: Sequence[FlowNode], total: int) -> FlowNode:
         rank=first.level or 0,
         counts=counts,
         count=total,
+        started_at=min((step.started_at for step in done if step.started_at is not None), default=None),
+        ended_at=max((step.ended_at for step in done if step.ended_at is not None), default=None),
         badges=tree_badges(first.kind, first.level),
     )
 

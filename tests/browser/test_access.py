@@ -158,7 +158,7 @@ def _luminance(colour: str) -> float:
 async def test_colours_have_the_contrast_of_wcag_aa() -> None:
     """S-STU-170: texts 4.5, what shows a state or a role 3, in both schemes."""
     pairs = {name: (light, dark) for name, light, dark in _PAIR.findall(_TOKENS.read_text())}
-    marks = [(f"role-{number}", "surface") for number in range(8)]
+    marks = [(f"role-{number}", "surface") for number in range(12)]
     marks += [(name, "surface") for name in ("model", "tool", "person", "focus")]
     low = []
     for least, wanted in ((4.5, _ON), (3.0, marks)):

@@ -105,13 +105,13 @@ async def test_an_empty_home_says_how_to_begin(own: Runs, page: Page) -> None:
 
 
 async def test_the_flow_shows_roles_states_and_the_critical_path(page: Page, runs: Runs) -> None:
-    """S-VIZ-71, S-STU-110: nodes bear their role's colour, badges, and open their step."""
+    """S-VIZ-71, S-STU-110, S-STU-251: nodes bear their role's colour and open their step."""
     await page.goto(runs.at("/runs/report/flow"))
     nodes = page.locator(".node")
     await expect(nodes).to_have_count(6)
     await expect(page.locator(".node.is-completed")).to_have_count(6)
-    await expect(nodes.filter(has_text="CP")).to_have_count(4)
-    assert await page.locator(".edge-line.critical").count() == 3
+    await expect(page.locator(".node.critical")).to_have_count(4)
+    assert await page.locator(".edges .edge-line.critical").count() == 3
     researchers = page.locator(".node", has_text="Researcher")
     classes = {(await each.get_attribute("class") or "").split("role-")[1][0] for each in await researchers.all()}
     assert len(classes) == 1
@@ -125,9 +125,11 @@ async def test_a_graph_shows_what_it_did_not_take(page: Page, runs: Runs) -> Non
     await page.goto(runs.at("/runs/graph/flow"))
     await expect(page.locator(".edge-label", has_text="about money")).to_be_visible()
     await expect(page.locator(".edge-label.faint")).to_have_text("anything else")
-    assert await page.locator(".edge-line.unconditional").count() == 4
-    assert await page.locator(".edge-line.faint").count() == 2
-    dashes = await page.locator(".edge-line.unconditional").first.evaluate("e => getComputedStyle(e).strokeDasharray")
+    assert await page.locator(".edges .edge-line.unconditional").count() == 4
+    assert await page.locator(".edges .edge-line.faint").count() == 2
+    dashes = await page.locator(".edges .edge-line.unconditional").first.evaluate(
+        "e => getComputedStyle(e).strokeDasharray"
+    )
     assert dashes != "none"
     tops = [
         await page.locator(".node", has_text=name).evaluate("e => e.getBoundingClientRect().top")

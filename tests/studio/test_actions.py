@@ -219,7 +219,7 @@ def test_a_run_is_cancelled(
     assert re.search(
         rf"^  driver  process {program.pid} on \S+ +{program.pid} +- +waits#0 +0 +-", printed.out, re.MULTILINE
     )
-    assert "Told by the records" in printed.err
+    assert "only the processes that own active runs are known" in printed.err
     assert process["memory_mb"] > 1
     refused = client.delete(f"{API}/runs/long")
     assert (refused.status_code, refused.json()["code"]) == (409, "RUN_ACTIVE")

@@ -58,7 +58,7 @@ def test_nothing_is_listed_where_no_run_goes_on(home: str, capsys: pytest.Captur
     assert Path(home).is_dir()
     assert invoke(["actors"]) == 0
     printed = capsys.readouterr()
-    assert (printed.out, "No run goes on" in printed.err) == ("", True)
+    assert (printed.out, "No run is active" in printed.err) == ("", True)
     assert invoke(["actors", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes"] == []
     assert invoke(["actors", "nowhere"]) == 2

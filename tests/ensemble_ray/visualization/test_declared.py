@@ -36,21 +36,21 @@ def _named(name: str, *context: object) -> Task:
 
 
 def test_sequential_tasks_stand_behind_each_other_and_say_what_they_wait_for() -> None:
-    """S-VIZ-82: what only comes next is `unconditional`; levels and the critical path say nothing here."""
+    """S-VIZ-82: what only comes next is `unconditional`."""
     a, b = _named("a"), _named("b")
     flow = _flow(Ensemble(tasks=[a, b, _named("c", a)]))
     assert _ways(flow) == [("a", "c", "dependency"), ("a", "b", "unconditional"), ("b", "c", "unconditional")]
     assert all(node.badges == () and not node.is_critical for node in flow.nodes)
 
 
-def test_parallel_tasks_have_levels_and_a_critical_path() -> None:
-    """S-VIZ-82, S-VIZ-71."""
+def test_a_plan_marks_no_critical_path() -> None:
+    """S-VIZ-82, S-VIZ-71: before a run no times are known; the data has the longest chain as an estimate."""
     a, b = _named("a"), _named("b")
     flow = _flow(Ensemble(tasks=[a, b, _named("c", a, b)], workflow="parallel"))
     assert _ways(flow) == [("a", "c", "dependency"), ("b", "c", "dependency")]
-    assert [edge.is_critical for edge in flow.edges] == [True, False]
-    assert [node.badges for node in flow.nodes] == [("L0", "CP"), ("L0",), ("L1", "CP")]
-    assert flow.critical_path == ("a", "c")
+    assert not any(each.is_critical for each in (*flow.nodes, *flow.edges))
+    assert [(node.level, node.badges) for node in flow.nodes] == [(0, ()), (0, ()), (1, ())]
+    assert flow.critical_path == ()
 
 
 def test_a_loop_is_a_frame_with_a_way_back() -> None:
@@ -93,7 +93,7 @@ def test_phases_are_frames_with_what_runs_in_them() -> None:
         ("loop:polish", "good?", "unconditional"),
         ("phase:research", "phase:draft", "dependency"),
     ]
-    assert _nodes(flow)["good?"].badges == ("REVIEW", "CP")
+    assert _nodes(flow)["good?"].badges == ("REVIEW",)
 
 
 def test_a_graph_has_labels_and_ways_back_and_its_end() -> None:
@@ -112,7 +112,7 @@ def test_a_graph_has_labels_and_ways_back_and_its_end() -> None:
     )
     flow = _flow(graph)
     assert flow.mode == "graph"
-    assert _nodes(flow)["ask"].badges == ("STATE", "START")
+    assert _nodes(flow)["ask"].badges == ("START",)
     assert _nodes(flow)["END"].kind == "end"
     assert [group.title for group in flow.groups] == ["STATE again: LOOP ≤5 again"]
     edges = [(edge.source, edge.target, edge.kind, edge.label, edge.is_back) for edge in flow.edges]

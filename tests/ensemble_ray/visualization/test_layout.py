@@ -101,6 +101,30 @@ def test_frames_enclose_what_lies_in_them_with_room_for_their_titles() -> None:
     assert all(route.label_at is None for route in found.routes[:-1])
 
 
+def test_labels_stand_beside_the_lines() -> None:
+    """S-VIZ-91: not on their own line, on another one, on a node or on a frame's border."""
+    boxes = [*_boxes("a", "b", "c", "d"), *_boxes("e", "f", frame="frame")]
+    size = (70.0, 18.0)
+    pairs = ["ab", "ac", "bd", "cd", "da", "ad", "de", "ef", "fe"]
+    lines = [EdgeLine(source=a, target=b, label_size=size, is_back=(a + b) in {"da", "fe"}) for a, b in pairs]
+    found = lay_out(boxes, lines, [Frame(id="frame")])
+    _check(found, boxes, lines, [Frame(id="frame")])
+    labels = [
+        Rect(at[0] - size[0] / 2, at[1] - size[1] / 2, *size)
+        for at in (route.label_at for route in found.routes)
+        if at is not None
+    ]
+    assert len(labels) == len(lines)
+    segments = [
+        Rect(min(x, to_x), min(y, to_y), abs(x - to_x), abs(y - to_y))
+        for route in found.routes
+        for (x, y), (to_x, to_y) in pairwise(route.points)
+    ]
+    for label in labels:
+        assert not any(_overlap(label, each) for each in [*segments, *(found.places[box.id] for box in boxes)])
+    assert not any(_overlap(one, other) for one, other in combinations(labels, 2))
+
+
 @pytest.mark.heavy
 @given(
     count=st.integers(min_value=1, max_value=14),

@@ -75,7 +75,7 @@ def test_edges_that_were_not_taken_are_pale_and_the_critical_path_is_marked() ->
     )
     picture = _picture(Flow(nodes=nodes, edges=edges))
     lines = [each.attrib["class"] for each in picture.iter(f"{_SVG}path") if "marker-end" in each.attrib]
-    assert lines == ["e hot", "e dash off"]
+    assert lines == ["e dependency hot", "e unconditional off"]
     assert [each.attrib.get("class") for each in picture.iter(f"{_SVG}g")] == ["critical", "critical", None]
 
 
@@ -84,7 +84,7 @@ def test_mermaid_has_frames_labels_and_arrows_of_each_kind() -> None:
     text = render_mermaid(dag_flow(DagExporter.build(_team())))
     assert text.splitlines() == [
         "flowchart TB",
-        '  n0["Plan the article<br/><i>Planner</i><br/><small>L0 CP</small>"]',
+        '  n0["Plan the article<br/><i>Planner</i>"]',
         '  subgraph g0["LOOP ≤3 refine"]',
         '    n1["Draft<br/><i>(synthesized)</i>"]',
         '    n2["Critic<br/><i>(synthesized)</i>"]',
@@ -92,9 +92,24 @@ def test_mermaid_has_frames_labels_and_arrows_of_each_kind() -> None:
         "  n1 --> n2",
         '  n2 -.->|"again"| n1',
         "  n0 --> g0",
-        "  classDef critical stroke:#d33,stroke-width:2px",
-        "  class n0 critical",
     ]
+
+
+def test_names_are_whole_where_a_node_can_be_higher() -> None:
+    """S-VIZ-92: a title has up to seven lines, an agent's name up to three of its own, a label two."""
+    title = "Compare the delivery times of the twelve largest suppliers with their contracts of last year"
+    role = "Senior analyst for supply chains in Northern Europe"
+    label = "a supplier was late more than three times"
+    long, short = FlowNode(id="a", kind="task", title=title, agent=role), FlowNode(id="b", kind="task", title="Short")
+    flow = Flow(nodes=(long, short), edges=(FlowEdge(source="a", target="b", kind="conditional", label=label),))
+    layout = place_flow(flow)
+    assert layout.places["a"].height > layout.places["b"].height == 72
+    written = " ".join(_texts(_picture(flow)))
+    assert title in written
+    assert role in written
+    assert label in written
+    endless = FlowNode(id="c", kind="task", title="word " * 60, agent="x" * 300)
+    assert place_flow(Flow(nodes=(endless,))).places["c"].height < 240
 
 
 @pytest.mark.heavy

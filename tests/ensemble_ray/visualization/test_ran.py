@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -30,9 +30,11 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.ids import delegated_instance, effect_name, node_key
+from ensemble_ray.visualization.declared import dag_flow
 from ensemble_ray.visualization.dev_tools import parse_file, trace_steps
-from ensemble_ray.visualization.flow import Flow, FlowNode, flow_data, place_flow
-from ensemble_ray.visualization.ran import ran_flow
+from ensemble_ray.visualization.flow import Flow, FlowNode, flow_data, mark_path, place_flow
+from ensemble_ray.visualization.ran import critical_path, ran_flow
 from tests.builders import agent, answer, call, task
 
 V = TypeVar("V", DagModel, ExecutionTrace)
@@ -130,13 +132,13 @@ def test_steps_of_a_graph_follow_its_edges_through_forks_joins_and_revisits() ->
         ],
     )
     flow = _ran(Ensemble(graph=graph))
-    assert [node.badges for node in flow.nodes] == [
-        ("STEP 1", "ask"),
-        ("STEP 2", "ask"),
-        ("STEP 3", "ask"),
-        ("STEP 4", "left"),
-        ("STEP 5", "right"),
-        ("STEP 6", "tell"),
+    assert [(node.badges, node.title) for node in flow.nodes] == [
+        (("STEP 1",), "ask: Do ask"),
+        (("STEP 2",), "ask: Do ask"),
+        (("STEP 3",), "ask: Do ask"),
+        (("STEP 4",), "left: Do left"),
+        (("STEP 5",), "right: Do right"),
+        (("STEP 6",), "tell: Do tell"),
     ]
     assert {(source, target) for source, target, _ in _ways(flow)} == {
         ("graph:fan#0/ask#0", "graph:fan#1/ask#0"),
@@ -146,6 +148,126 @@ def test_steps_of_a_graph_follow_its_edges_through_forks_joins_and_revisits() ->
         ("graph:fan#3/left#0", "graph:fan#5/tell#0"),
         ("graph:fan#4/right#0", "graph:fan#5/tell#0"),
     }
+
+
+def _step(name: str, started_at: float, ended_at: float | None, **fields: Any) -> FlowNode:
+    return FlowNode(
+        **{"kind": "task", "title": name, "status": "completed", **fields},
+        id=name,
+        started_at=started_at,
+        ended_at=ended_at,
+    )
+
+
+def _marked(flow: Flow) -> tuple[tuple[str, ...], set[tuple[str, str]]]:
+    assert set(flow.critical_path) == {node.id for node in flow.nodes if node.is_critical}
+    return flow.critical_path, {(edge.source, edge.target) for edge in flow.edges if edge.is_critical}
+
+
+def test_the_critical_path_is_the_slowest_chain_and_not_the_longest() -> None:
+    """S-VIZ-90: three short tasks in a chain end before the one long task that the last one waits for, too."""
+    a, slow = _named("a"), _named("slow")
+    b = _named("b", a)
+    c = _named("c", b)
+    plan = Ensemble(tasks=[a, b, c, slow, _named("end", c, slow)], workflow="parallel").plan()
+    steps = [_step("a#0", 0, 1), _step("slow#0", 0, 9), _step("b#0", 1, 2), _step("c#0", 2, 3), _step("end#0", 9, 10)]
+    assert _marked(ran_flow(steps, plan)) == (("slow#0", "end#0"), {("slow#0", "end#0")})
+    assert critical_path(steps, plan) == [((), ("slow#0",)), (("slow#0",), ("end#0",))]
+
+
+def test_the_critical_path_leads_through_frames() -> None:
+    """S-VIZ-90: from the last step of a phase to the first step of the next; the back edge of a loop is on it."""
+    quick, late, draft = _named("quick"), _named("late"), _named("draft")
+    first = Phase(name="first", tasks=[quick, late], workflow="parallel")
+    refine = Loop(name="refine", body=[draft, _named("critic", draft)], max_iterations=2)
+    team = Ensemble(phases=[first, Phase(name="second", tasks=[_named("title")], loops=[refine], after=[first])])
+    inside = "phase:second#0/loop:refine"
+    steps = [
+        _step("phase:first#0/quick#0", 0, 1),
+        _step("phase:first#0/late#0", 0, 2),
+        _step("phase:second#0/title#0", 2, 3),
+        _step(f"{inside}#0/draft#0", 3, 4),
+        _step(f"{inside}#0/critic#0", 4, 5),
+        _step(f"{inside}#1/draft#0", 5, 6),
+    ]
+    path, ways = _marked(ran_flow(steps, team.plan()))
+    assert path == tuple(step.id for step in steps[1:])
+    assert ways == {
+        ("phase:first#0", "phase:second#0"),
+        ("phase:second#0/title#0", inside),
+        (f"{inside}#0/draft#0", f"{inside}#0/critic#0"),
+        (f"{inside}#0", f"{inside}#1"),
+    }
+    keys = {step.id: node_key(step.id) for step in steps}
+    found = [([keys[one] for one in a], [keys[one] for one in b]) for a, b in critical_path(steps, team.plan())]
+    declared = mark_path(dag_flow(DagExporter.build(team)), found)
+    assert _marked(declared) == (
+        ("late", "title", "draft", "critic"),
+        {("phase:first", "phase:second"), ("title", "loop:refine"), ("draft", "critic"), ("critic", "draft")},
+    )
+
+
+def test_the_critical_path_has_the_delegated_work_that_its_step_waited_for() -> None:
+    """S-VIZ-90: of two workers that were asked at the same time, the one that answered last."""
+    steps = [
+        _step("manager#0", 0, 9, kind="manager"),
+        *(
+            _step(delegated_instance(effect_name("manager#0", 0, number)), *times, kind="delegation")
+            for number, times in enumerate([(1, 3), (3, 8), (3, 5)])
+        ),
+    ]
+    flow = ran_flow(steps)
+    manager, first, slow, quick = (node.id for node in flow.nodes)
+    assert _marked(flow) == ((manager, first, slow), {(manager, slow), (manager, first)})
+    assert quick not in flow.critical_path
+
+
+def test_a_run_that_goes_on_or_has_one_way_marks_no_critical_path() -> None:
+    """S-VIZ-90: its end is not known; and where all steps are on the path, it says nothing."""
+    plan = Ensemble(tasks=[_named("a"), _named("b"), _named("c")], workflow="parallel").plan()
+    steps = [_step("a#0", 0, 5), _step("b#0", 0, 2)]
+    assert ran_flow(steps, plan).critical_path == ("a#0",)
+    assert critical_path([*steps, _step("c#0", 0, None, status="running")], plan) == []
+    assert critical_path(steps[:1], plan) == []
+    stopped = _step("c#0", 0, 9, status="cancelled")
+    assert ran_flow([*steps, stopped], plan).critical_path == ("a#0",)
+
+
+def test_a_dependency_that_ended_after_a_step_began_is_not_before_it() -> None:
+    """S-VIZ-90: clocks of machines may differ."""
+    phase = Phase(name="first", tasks=[_named("quick"), _named("late")], workflow="parallel")
+    team = Ensemble(phases=[phase, Phase(name="second", tasks=[_named("b")], after=[phase])])
+    steps = [
+        _step("phase:first#0/quick#0", 0, 1),
+        _step("phase:first#0/late#0", 0, 3),
+        _step("phase:second#0/b#0", 2, 9),
+    ]
+    assert ran_flow(steps, team.plan()).critical_path == ("phase:first#0/quick#0", "phase:second#0/b#0")
+    skewed = [_step("a#0", 0, 5), _step("other#0", 0, 1), _step("b#0", 4.9, 9)]
+    a = _named("a")
+    plan = Ensemble(tasks=[a, _named("other"), _named("b", a)], workflow="parallel").plan()
+    assert ran_flow(skewed, plan).critical_path == ("a#0", "b#0")
+
+
+def test_levels_of_a_map_reduce_mark_no_critical_path() -> None:
+    """S-VIZ-90, S-VIZ-83: each level waits for the one before it, so that all nodes would be on the path."""
+    maps = [_step(f"map-{at}#0", 0, at + 1, kind="map", level=0) for at in range(4)]
+    reduces = [_step("r-0#0", 2, 5, kind="reduce", level=1), _step("r-1#0", 4, 4.5, kind="reduce", level=1)]
+    steps = [*maps, *reduces, _step("last#0", 5, 6, kind="final-reduce", level=2)]
+    flow = ran_flow(steps)
+    assert _marked(flow) == ((), set())
+    assert [(node.started_at, node.ended_at) for node in flow.nodes] == [(0, 4), (2, 5), (5, 6)]
+    team = MapReduceEnsemble(
+        items=[1, 2, 3, 4],
+        map_task=lambda item: task(f"Map {item}", handler=_done),
+        reduce_task=lambda chunk: task("Reduce", context=chunk, handler=_done),
+        chunk_size=2,
+    )
+    declared = dag_flow(DagExporter.build(team))
+    maps_id, reduces_id, last_id = (node.folded[-1] if node.folded else node.id for node in declared.nodes)
+    path = [((), (maps_id,)), ((maps_id,), (reduces_id,)), ((reduces_id,), (last_id,))]
+    assert _marked(mark_path(declared, path[:2]))[0] == tuple(node.id for node in declared.nodes[:2])
+    assert _marked(mark_path(declared, path)) == ((), set())
 
 
 def test_work_that_was_handed_on_stands_behind_who_asked() -> None:

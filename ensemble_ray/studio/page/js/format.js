@@ -162,15 +162,29 @@ export function countOf(count, word, plural = `${word}s`) {
   return `${formatCount(count)} ${count === 1 ? word : plural}`;
 }
 
+/** Colours of roles in `tokens.css`. */
+export const ROLE_COLOURS = 12;
+/** Numbers of roles in the order in which they were shown. @type {Map<string, number>} */
+const roles = new Map();
+
 /**
- * The colour class of an agent: the same role has the same colour on every page.
+ * Number the roles of a run anew, so that its first twelve have different colours, the same ones in each of its tabs.
+ * @param {Iterable<string>} agents
+ */
+export function numberRoles(agents) {
+  roles.clear();
+  for (const agent of agents) roleClass(agent);
+}
+
+/**
+ * The colour class of an agent. Work without a role, such as `(deterministic)`, has none.
  * @param {string} agent
  */
 export function roleClass(agent) {
-  if (!agent) return "";
-  let hash = 2166136261;
-  for (let at = 0; at < agent.length; at += 1) hash = Math.imul(hash ^ agent.charCodeAt(at), 16777619);
-  return `role-${(hash >>> 0) % 8}`;
+  if (!agent || agent.startsWith("(")) return "";
+  const number = roles.get(agent) ?? roles.size;
+  roles.set(agent, number);
+  return `role-${number % ROLE_COLOURS}`;
 }
 
 /** @type {Record<string, string>} */

@@ -10,6 +10,11 @@ import { isOfTree } from "../model/items.js";
 /** @typedef {Record<string, unknown>} Fields */
 
 const [WIDTH, HEIGHT, FOLDED_HEIGHT, ACROSS, DOWN] = [208, 72, 104, 72, 34];
+const [END_WIDTH, END_HEIGHT] = [92, 36];
+/** Letters in a line of a title, and of an agent's name that has a line of its own. */
+const [TITLE, AGENT, SHORT_AGENT] = [19, 25, 14];
+/** Room beside the states of a graph, for lines and their labels. */
+const SIDE = 260;
 
 /** @param {unknown} value */
 const text = (value) => (typeof value === "string" ? value : "");
@@ -34,15 +39,31 @@ export function plainRun(id, known) {
 }
 
 /**
- * Words on a node (S-VIZ-71).
+ * The badge of a node, if it has one (S-VIZ-71).
  * @param {Fields} node
+ * @param {boolean} isStart of a graph
  */
-function badgesOf(node) {
+function badgesOf(node, isStart) {
+  const words = { map: "MAP", reduce: `REDUCE L${number(node.map_reduce_level) ?? "?"}`, "final-reduce": "AGGREGATE", direct: "DIRECT", loop: `LOOP ≤${node.loop_max_iterations ?? "?"}`, "graph-end": "END" };
   const kind = text(node.node_type);
-  const level = number(node.map_reduce_level);
-  const words = { map: "MAP", reduce: `REDUCE L${level ?? "?"}`, "final-reduce": "AGGREGATE", direct: "DIRECT", loop: `LOOP ≤${node.loop_max_iterations ?? "?"}`, "graph-state": "STATE", "graph-end": "END" };
-  const found = kind in words ? [words[/** @type {keyof typeof words} */ (kind)]] : [`L${number(node.parallel_group) ?? 0}`];
-  return node.on_critical_path ? [...found, "CP"] : found;
+  return kind in words ? [words[/** @type {keyof typeof words} */ (kind)]] : isStart ? ["START"] : [];
+}
+
+/**
+ * Height of the lines of a title behind the second one, up to the seventh.
+ * @param {string} title
+ */
+function moreLines(title) {
+  return 17 * Math.min(5, Math.max(0, Math.ceil(title.length / TITLE) - 2));
+}
+
+/**
+ * Height of a node, so that its title and its agent are whole.
+ * @param {string} title
+ * @param {string} agent
+ */
+function heightOf(title, agent) {
+  return HEIGHT + moreLines(title) + 16 * (agent.length > SHORT_AGENT ? Math.min(3, Math.ceil(agent.length / AGENT)) : 0);
 }
 
 /**
@@ -78,47 +99,47 @@ function sharedTitle(titles) {
 export function dagFlow(dag) {
   const tasks = list(dag.tasks);
   const isGraph = dag.mode === "graph";
-  /** @type {Map<number, number>} */
+  /** Where the next node of a column begins. @type {Map<number, number>} */
   const filled = new Map();
   /** @type {Map<string, FlowNode>} */
   const byId = new Map();
   const nodes = foldLevels(tasks).map((members, at) => {
     const task = /** @type {Fields} */ (members[0]);
     const count = members.length > 1 ? members.length : null;
+    const isEnd = task.node_type === "graph-end";
     const level = isGraph ? at : (number(task.parallel_group) ?? 0);
-    const place = isGraph ? 0 : (filled.get(level) ?? 0);
-    filled.set(level, place + 1);
-    const [x, y] = isGraph ? [ACROSS, level * (HEIGHT + 2 * DOWN)] : [level * (WIDTH + ACROSS), place * (HEIGHT + DOWN)];
+    const title = sharedTitle(members.map((one) => text(one.description)));
+    const agent = text(task.agent_role);
+    const column = isGraph ? 0 : level;
+    const y = filled.get(column) ?? 24;
+    const [w, tall] = isEnd ? [END_WIDTH, END_HEIGHT] : [WIDTH, count ? FOLDED_HEIGHT + moreLines(title) : heightOf(title, agent)];
+    filled.set(column, y + tall + (isGraph ? 2 * DOWN : DOWN));
+    const x = isGraph ? SIDE + (WIDTH - w) / 2 : 24 + level * (WIDTH + ACROSS);
     /** @type {FlowNode} */
-    const node = { id: text(task.id), x: x + 24, y: y + 24, w: WIDTH, h: count ? FOLDED_HEIGHT : HEIGHT, kind: text(task.node_type) || "task", title: sharedTitle(members.map((one) => text(one.description))), agent: text(task.agent_role), level, critical: members.some((one) => one.on_critical_path === true), group: null, steps: [], count, counts: count ? {} : null, badges: badgesOf(task) };
+    const node = { id: text(task.id), x, y, w, h: tall, kind: isEnd ? "end" : text(task.node_type) || "task", title, agent, level, critical: false, group: null, steps: [], count, counts: count ? {} : null, badges: badgesOf(task, isGraph && task.id === dag.graph_start_state_id) };
     for (const one of members) byId.set(text(one.id), node);
     return node;
   });
-  const edges = isGraph ? list(dag.graph_edges).map((edge) => stateEdge(edge, byId)) : taskEdges(tasks, byId, dag);
+  const edges = isGraph ? list(dag.graph_edges).map((edge) => stateEdge(edge, byId)) : taskEdges(tasks, byId);
   return {
-    width: Math.max(1, ...nodes.map((node) => node.x + node.w)) + 40, height: Math.max(1, ...nodes.map((node) => node.y + node.h)) + 24,
-    nodes, edges: edges.filter((edge) => edge !== null), groups: [], mode: isGraph ? "graph" : "dag", critical_path: (Array.isArray(dag.critical_path) ? dag.critical_path : []).map(text),
+    width: Math.max(1, ...nodes.map((node) => node.x + node.w)) + (isGraph ? SIDE : 40), height: Math.max(1, ...nodes.map((node) => node.y + node.h)) + 24,
+    nodes, edges: edges.filter((edge) => edge !== null), groups: [], mode: isGraph ? "graph" : "dag", critical_path: [],
   };
 }
 
 /**
  * @param {Fields[]} tasks
  * @param {Map<string, FlowNode>} byId
- * @param {Fields} dag
  * @returns {FlowEdge[]}
  */
-function taskEdges(tasks, byId, dag) {
-  const path = Array.isArray(dag.critical_path) ? dag.critical_path : [];
+function taskEdges(tasks, byId) {
   /** @type {Map<string, FlowEdge>} */
   const found = new Map();
   for (const task of tasks) {
     for (const before of Array.isArray(task.depends_on) ? task.depends_on : []) {
       const [a, b] = [byId.get(text(before)), byId.get(text(task.id))];
       if (!a || !b || a === b) continue;
-      const at = path.indexOf(before);
-      const edge = found.get(`${a.id} ${b.id}`) ?? { from: a.id, to: b.id, points: [[a.x + a.w, a.y + a.h / 2], [b.x, b.y + b.h / 2]], kind: "dependency", label: null, critical: false, fired: null };
-      edge.critical ||= at >= 0 && path[at + 1] === task.id;
-      found.set(`${a.id} ${b.id}`, edge);
+      found.set(`${a.id} ${b.id}`, { from: a.id, to: b.id, points: [[a.x + a.w, a.y + a.h / 2], [b.x, b.y + b.h / 2]], kind: "dependency", label: null, critical: false, fired: null });
     }
   }
   return [...found.values()];
@@ -133,12 +154,17 @@ function stateEdge(edge, byId) {
   const [from, to] = [text(edge.from_state_id), text(edge.to_state_id)];
   const [a, b] = [byId.get(from), byId.get(to)];
   if (!a || !b) return null;
-  const isNext = b.y > a.y && b.y - a.y < 2 * (HEIGHT + DOWN);
-  const side = b.y > a.y ? a.x + a.w : a.x;
-  const out = b.y > a.y ? side + 46 : side - 46;
+  const isDown = b.y > a.y;
+  const isNext = isDown && b.y - a.y - a.h <= 2 * DOWN;
+  const [middle, aside] = [a.x + a.w / 2, isDown ? WIDTH / 2 + 46 : -WIDTH / 2 - 46];
+  const [fromX, toX] = isDown ? [a.x + a.w, b.x + b.w] : [a.x, b.x];
   /** @type {[number, number][]} */
-  const points = isNext ? [[a.x + a.w / 2, a.y + a.h], [b.x + b.w / 2, b.y]] : [[side, a.y + a.h / 2], [out, a.y + a.h / 2], [out, b.y + b.h / 2], [side, b.y + b.h / 2]];
-  return { from, to, points, kind: edge.unconditional ? "unconditional" : "conditional", label: text(edge.condition_description) || null, critical: false, fired: typeof edge.fired === "boolean" ? edge.fired : null };
+  const points = isNext ? [[middle, a.y + a.h], [middle, b.y]] : [[fromX, a.y + a.h / 2], [middle + aside, a.y + a.h / 2], [middle + aside, b.y + b.h / 2], [toX, b.y + b.h / 2]];
+  const label = text(edge.condition_description) || null;
+  const half = Math.min(208, 8 + 7.4 * (label ?? "").length) / 2 + 5; // beside the line
+  const x = isNext ? middle + half : middle + aside + (isDown ? half : -half);
+  const y = isNext ? (a.y + a.h + b.y) / 2 : (a.y + a.h / 2 + b.y + b.h / 2) / 2;
+  return { from, to, points, kind: edge.unconditional ? "unconditional" : "conditional", label, label_at: label === null ? null : [x, y], critical: false, fired: typeof edge.fired === "boolean" ? edge.fired : null };
 }
 
 /**

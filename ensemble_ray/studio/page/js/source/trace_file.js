@@ -140,9 +140,10 @@ export function traceFile(name, trace) {
     node.counts = node.count === null ? null : levels.get(`${node.level} ${node.kind}`) ?? {};
   }
   const columns = Math.max(1, Math.ceil(Math.sqrt(flow.nodes.length)));
-  if (flow.nodes.every((node) => node.badges[0]?.startsWith("L"))) {
-    flow.nodes.forEach((node, at) => Object.assign(node, { x: 24 + (at % columns) * 250, y: 24 + Math.floor(at / columns) * 106, badges: [] }));
-    Object.assign(flow, { width: columns * 250 + 24, height: Math.ceil(flow.nodes.length / columns) * 106 + 24 });
+  if (flow.nodes.every((node) => node.badges.length === 0)) {
+    const row = Math.max(0, ...flow.nodes.map((node) => node.h)) + 34;
+    flow.nodes.forEach((node, at) => Object.assign(node, { x: 24 + (at % columns) * 250, y: 24 + Math.floor(at / columns) * row }));
+    Object.assign(flow, { width: columns * 250 + 24, height: Math.ceil(flow.nodes.length / columns) * row + 24 });
   }
   return {
     version: "", exported_at: end ?? 0, info: { version: "", actions: [], has_actors: false, has_files: false, title: name, read_only_reason: null }, run, actors: null,

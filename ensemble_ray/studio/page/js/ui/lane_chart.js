@@ -1,6 +1,6 @@
 // Draws lanes on a canvas: only what is in sight, bars under a pixel together. Says what lies under a point.
 
-import { formatDuration, roleClass, statusTone } from "../format.js";
+import { ROLE_COLOURS, formatDuration, roleClass, statusTone } from "../format.js";
 import { firstInSight, tickStep } from "../model/lanes.js";
 import { oneLine } from "../text.js";
 import { colour } from "./theme.js";
@@ -42,7 +42,7 @@ export class LaneChart {
 
   /** Take the colours of the theme. */
   readColours() {
-    const names = ["text", "muted", "line", "line-strong", "surface", "bg", "sunken", "accent", "on-bar", ...TONES, ...TONES.map((tone) => `${tone}-bg`), "queue", "rate-limit", "model", "tool", "person", "other", ...[0, 1, 2, 3, 4, 5, 6, 7].map((at) => `role-${at}`)];
+    const names = ["text", "muted", "line", "line-strong", "surface", "bg", "sunken", "accent", "on-bar", ...TONES, ...TONES.map((tone) => `${tone}-bg`), "queue", "rate-limit", "model", "tool", "person", "other", ...Array.from({ length: ROLE_COLOURS }, (_, at) => `role-${at}`)];
     this.colours = Object.fromEntries(names.map((name) => [name, colour(`--${name}`)]));
     this.font = getComputedStyle(document.body).fontFamily;
   }
@@ -89,7 +89,9 @@ export class LaneChart {
       this.canvas.height = Math.round(height * dots);
     }
     context.setTransform(dots, 0, 0, dots, 0, 0);
-    this.gutter = width < 620 ? 112 : 168;
+    context.font = `560 12px ${this.font}`;
+    const names = this.lanes.map((lane) => context.measureText(oneLine(lane.agent, 60)).width + 40);
+    this.gutter = width < 620 ? 112 : Math.round(Math.min(Math.max(168, ...names), width / 4));
     this.paint("surface");
     context.fillRect(0, 0, width, height);
     this.drawn = 0;

@@ -3,6 +3,8 @@
 const [SMALLEST, LARGEST] = [0.08, 2.5];
 /** Narrower windows are telephones, px. */
 const TELEPHONE = 480;
+/** Below this scale small text cannot be read. */
+const FAR = 0.48;
 
 /**
  * @param {HTMLElement} viewport
@@ -18,6 +20,7 @@ export function panZoom(viewport, canvas) {
   let moved = 0;
 
   function apply() {
+    canvas.classList.toggle("far", scale < FAR);
     canvas.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
     viewport.style.setProperty("--grid-x", `${x}px`);
     viewport.style.setProperty("--grid-y", `${y}px`);
@@ -29,7 +32,7 @@ export function panZoom(viewport, canvas) {
    * @param {number} [atY]
    */
   function zoom(factor, atX = viewport.clientWidth / 2, atY = viewport.clientHeight / 2) {
-    const to = Math.min(LARGEST, Math.max(SMALLEST, scale * factor));
+    const to = Math.min(LARGEST, Math.max(Math.min(SMALLEST, scale), scale * factor));
     x = atX - ((atX - x) * to) / scale;
     y = atY - ((atY - y) * to) / scale;
     scale = to;
@@ -52,11 +55,9 @@ export function panZoom(viewport, canvas) {
     const [w, h] = [viewport.clientWidth, viewport.clientHeight];
     if (!w || !h || !width || !height) return;
     const margin = Math.min(28, w / 20);
-    const whole = Math.min((w - 2 * margin) / width, (h - 2 * margin) / height, 1);
-    scale = Math.max(whole, SMALLEST, Math.min(1, 0.42));
-    const [isWide, isHigh] = [width * scale > w - margin, height * scale > h - margin];
-    x = isWide ? margin : (w - width * scale) / 2;
-    y = isHigh ? margin : Math.max(margin, (h - height * scale) / 2.4);
+    scale = Math.min((w - 2 * margin) / width, (h - 2 * margin) / height, 1);
+    x = (w - width * scale) / 2;
+    y = Math.max(margin, (h - height * scale) / 2.4);
     isFitted = true;
     apply();
   }

@@ -13,12 +13,23 @@ import { runSelector } from "../ui/series.js";
 /** @typedef {import("../types.js").Route} Route */
 /** @typedef {import("../types.js").Flow} Flow */
 /** @typedef {import("../types.js").FlowNode} FlowNode */
-/** @typedef {import("../types.js").FlowEdge} FlowEdge */
 /** @typedef {import("../types.js").Step} Step */
 /** @typedef {import("../model/run.js").RunModel} RunModel */
 
 /** Statuses by how much they say of a node whose steps have several. */
 const LOUDEST = ["failed", "running", "waiting", "interrupted", "exited", "cancelled", "completed", "skipped", "pending"];
+
+/** Kinds of lines and their meanings; each kind has one style. */
+const LINES = /** @type {[string, string][]} */ ([["dependency", "needs its output"], ["unconditional", "next in order"], ["conditional", "on a condition"], ["loop", "again"], ["delegation", "delegates"]]);
+
+/**
+ * A line of the legend.
+ * @param {string} kind
+ * @param {string} look
+ */
+function sample(kind, look) {
+  return s("svg", { class: "sample", width: 34, height: 10, "aria-hidden": "true" }, s("path", { class: `edge-line ${kind} ${look}`, d: "M1 5H33" }));
+}
 
 /**
  * The status that stands for many.
@@ -83,28 +94,27 @@ export function flowTab(app, model, route) {
   let flow = null;
   let asked = 0;
   let isLoading = false;
+  let isLive = model.run.is_live;
   let places = -1;
   /** Steps of each level of a map-reduce, as of `tallied`. @type {Map<string, Record<string, number>>} */
   let tally = new Map();
   let tallied = -1;
   /** @type {Map<string, HTMLElement>} */
   const cards = new Map();
-  /** @type {[FlowEdge, SVGPathElement][]} */
-  const lines = [];
 
   const canvas = h("div", { class: "flow-canvas" });
   const viewport = h("div", { class: "flow-view", role: "group", "aria-label": "Graph of the run", tabindex: 0 }, canvas);
   const view = panZoom(viewport, canvas);
-  const legend = h("div", { class: "legend wide" });
+  const legend = h("div", { class: "legend flow-legend", role: "note", "aria-label": "Legend" });
   const selector = runSelector(app, model);
   const toolbar = h("div", { class: "toolbar" },
     selector.element, segmented("Which graph", [["declared", "As declared"], ["ran", "As it ran"]], as, (value) => app.go({ params: { as: value === "ran" ? value : null } })),
-    legend, h("span", { class: "grow" }),
+    h("span", { class: "grow" }),
     h("div", { class: "row zooms" },
       h("button", { class: "icon-button", type: "button", title: "Smaller (−)", "aria-label": "Smaller", onclick: () => view.zoom(1 / 1.25) }, icon("minus")),
       h("button", { class: "icon-button", type: "button", title: "Larger (+)", "aria-label": "Larger", onclick: () => view.zoom(1.25) }, icon("plus")),
       h("button", { class: "icon-button", type: "button", title: "All of it (0)", "aria-label": "All of it", onclick: () => view.fit() }, icon("fit"))));
-  const element = h("div", { class: "flow" }, toolbar, viewport);
+  const element = h("div", { class: "flow" }, toolbar, legend, viewport);
 
   async function load() {
     asked += 1;
@@ -118,6 +128,7 @@ export function flowTab(app, model, route) {
       const isOther = isFirst || flow?.width !== found.width || flow?.height !== found.height;
       flow = found;
       [places, tallied, isLoading] = [needed, -1, false];
+      if (model.run.is_live) for (const each of [...found.nodes, ...found.edges]) each.critical = false; // until the end it may change
       build(found);
       if (isOther) view.open(found.nodes[0]);
       draw();
@@ -144,22 +155,21 @@ export function flowTab(app, model, route) {
   /** @param {Flow} now */
   function build(now) {
     cards.clear();
-    lines.length = 0;
-    if (!now.nodes.length) return fill(canvas, emptyState({ title: "No task has started", text: "Tasks appear when they start." }));
+    if (!now.nodes.length) {
+      fill(legend);
+      return fill(canvas, emptyState({ title: "No task has started", text: "Tasks appear when they start." }));
+    }
     const picture = s("svg", { class: "edges", width: now.width, height: now.height, "aria-hidden": "true" });
-    const tips = ["edge", "critical", "faint"].map((name) => s("marker", { id: `tip-${name}`, class: `tip ${name}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, s("path", { d: "M0.500 0.500 7.500 4 0.500 7.500z" })));
+    const tips = ["edge", "critical", "faint"].map((name) => s("marker", { id: `tip-${name}`, class: `tip ${name}`, viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 11, markerHeight: 11, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" }, s("path", { d: "M0.500 0.500 7.500 4 0.500 7.500z" })));
     picture.append(s("defs", {}, tips));
     for (const edge of now.edges) {
-      const isUnfired = edge.fired === false && model.run.status !== "accepted";
-      const look = edge.critical ? "critical" : isUnfired ? "faint" : "edge";
-      const path = s("path", { class: `edge-line ${edge.kind} ${look}`, d: edgePath(edge.points), "marker-end": `url(#tip-${look})` });
-      picture.append(path);
-      lines.push([edge, path]);
+      const look = edge.critical ? "critical" : isUnfired(edge) ? "faint" : "edge";
+      picture.append(s("path", { class: `edge-line ${edge.kind} ${look}`, d: edgePath(edge.points), "marker-end": `url(#tip-${look})` }));
     }
     const groups = now.groups.map((group) => h("div", { class: `flow-group ${group.kind}`, vars: place(group) }, h("span", { class: "group-title" }, h("bdi", { class: "clip" }, oneLine(group.title, 80)))));
     const labels = now.edges.filter((edge) => edge.label).map((edge) => {
       const middle = edge.label_at ?? middleOf(edge.points);
-      return h("span", { class: edge.fired === false ? "edge-label faint" : "edge-label", vars: { "--x": `${middle[0]}px`, "--y": `${middle[1]}px` } }, h("bdi", {}, oneLine(edge.label ?? "", 48)));
+      return h("span", { class: edge.fired === false ? "edge-label faint" : "edge-label", vars: { "--x": `${middle[0]}px`, "--y": `${middle[1]}px` } }, h("bdi", {}, oneLine(edge.label ?? "", 80)));
     });
     for (const node of now.nodes) cards.set(node.id, makeNode(node));
     canvas.style.setProperty("--w", `${now.width}px`);
@@ -167,10 +177,17 @@ export function flowTab(app, model, route) {
     view.setSize(now.width, now.height);
     fill(canvas, groups, picture, labels, [...cards.values()]);
     /** @type {HTMLElement[]} */ ([...cards.values()]).forEach((card, at) => card.setAttribute("tabindex", at === 0 ? "0" : "-1"));
+    const kinds = new Set(now.edges.map((edge) => edge.kind));
     fill(legend,
-      now.edges.some((edge) => edge.critical) && h("span", {}, h("i", { class: "line", vars: { "--k": "var(--critical)" } }), "critical path"),
-      now.mode === "graph" && h("span", {}, h("i", { class: "line", vars: { "--k": "var(--edge-faint)" } }), "not taken"),
-      [...new Set(now.nodes.map((node) => node.agent).filter(Boolean))].slice(0, 6).map((agent) => agentName(agent)));
+      LINES.filter(([kind]) => kinds.has(kind)).map(([kind, word]) => h("span", {}, sample(kind, "edge"), word)),
+      now.edges.some((edge) => edge.critical) && h("span", { title: "The steps that determined when the run ended: each began when the one before it had ended" }, sample("dependency", "critical"), "critical path by time"),
+      now.edges.some(isUnfired) && h("span", {}, sample("dependency", "faint"), "not taken"),
+      [...new Set(now.nodes.map((node) => node.agent))].filter((agent) => roleClass(agent) && !/^\d+ agents$/.test(agent)).map((agent) => h("span", { class: "wide" }, agentName(agent))));
+  }
+
+  /** @param {import("../types.js").FlowEdge} edge */
+  function isUnfired(edge) {
+    return edge.fired === false && model.run.status !== "accepted";
   }
 
   /** @param {{x: number, y: number, w: number, h: number}} box */
@@ -180,7 +197,7 @@ export function flowTab(app, model, route) {
 
   /** @param {FlowNode} node */
   function makeNode(node) {
-    const card = h("button", { class: `node ${roleClass(node.agent)} kind-${node.kind}`, type: "button", vars: place(node), onclick: () => choose(node) });
+    const card = h("button", { class: `node ${roleClass(node.agent)} kind-${node.kind}`, type: "button", vars: { ...place(node), "--far-lines": String(Math.max(1, Math.floor((node.h - 17) / 26.4))) }, onclick: () => choose(node) });
     card.addEventListener("focus", () => view.reveal(node.x, node.y, node.w, node.h));
     return card;
   }
@@ -220,6 +237,10 @@ export function flowTab(app, model, route) {
 
   function draw() {
     if (!flow) return;
+    if (model.run.is_live !== isLive) {
+      isLive = model.run.is_live;
+      return void load();
+    }
     if (tallied !== model.version) {
       tallied = model.version;
       tally = tallyLevels(model.steps.values());
@@ -247,6 +268,8 @@ export function flowTab(app, model, route) {
     const spent = last ? durationOf(last, now) : null;
     const tokens = steps.reduce((sum, step) => sum + (tokensOf(step) ?? 0), 0);
     const isChosen = steps.some((step) => step.id === chosen);
+    const times = node.count === null ? steps.length : Math.max(node.count, all);
+    const badge = [node.badges[0], times > 1 && `×${formatCount(times)}`].filter(Boolean).join(" ");
     const state = JSON.stringify([totals, status === "running" ? Math.floor(now / 1000) : spent, tokens, isChosen, steps.length]);
     if (card.dataset.state === state) return;
     card.dataset.state = state;
@@ -256,28 +279,27 @@ export function flowTab(app, model, route) {
     card.classList.toggle("critical", node.critical);
     card.setAttribute("aria-pressed", String(isChosen));
     const words = [node.title, node.agent, statusWord(status), node.critical ? "on the critical path" : "", node.count ? `${countOf(Math.max(node.count, all), "step")}: ${progressWords(totals)}` : ""].filter(Boolean);
-    card.setAttribute("aria-label", words.map((word) => oneLine(word, 100)).join(", "));
+    card.setAttribute("aria-label", words.map((word) => oneLine(word, 320)).join(", "));
     card.title = visible(node.title.slice(0, 400));
     const folded = node.count !== null && node.count > 1;
     if (node.kind === "end") return fill(card, h("bdi", { class: "node-title" }, oneLine(node.title, 40)));
     if (folded) {
       const failed = totals.failed ?? 0;
       return fill(card,
-        h("span", { class: "node-top whole" }, statusMark(status), h("span", { class: "grow" }), h("span", { class: "badge" }, [...node.badges, `×${formatCount(Math.max(node.count ?? 0, all))}`].join(" "))),
-        h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 120)),
+        h("span", { class: "node-top whole" }, statusMark(status), h("span", { class: "grow" }), h("span", { class: "badge" }, badge)),
+        h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 320)),
         h("span", { class: "node-foot whole" }, progressBar(totals)),
-        h("span", { class: "node-foot", title: progressWords(totals) },
+        h("span", { class: "node-foot whole", title: progressWords(totals) },
           failed > 0 && h("strong", { class: "num bad" }, `${formatCount(failed)} failed`),
           h("span", { class: "row clip" }, ended < all && all > 0 ? `${formatCount(ended)} of ${formatCount(all)} ended` : progressWords({ ...totals, failed: 0 }))));
     }
     fill(card,
-      h("span", { class: "node-top" }, statusMark(status), h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 120))),
+      h("span", { class: "node-top" }, statusMark(status), h("bdi", { class: "node-title", dir: "auto" }, oneLine(node.title, 320))),
       h("span", { class: "node-foot" },
-        node.agent ? h("span", { class: "row clip" }, h("span", { class: "dot" }), h("bdi", { class: "clip" }, oneLine(node.agent, 40))) : null,
+        node.agent ? h("span", { class: "node-agent" }, h("span", { class: "dot" }), h("bdi", {}, oneLine(node.agent, 120))) : null,
         spent !== null && h("span", { class: "num", title: tokens ? `${formatShort(tokens)} tokens` : null }, formatDuration(spent)),
         h("span", { class: "grow" }),
-        steps.length > 1 && h("span", { class: "badge", title: `Executed ${steps.length} times` }, `×${steps.length}`),
-        node.badges.map((badge) => h("span", { class: badge === "CP" ? "badge critical" : "badge", title: badge === "CP" ? "On the critical path" : null }, badge))));
+        badge && h("span", { class: "badge", title: times > 1 ? `Executed ${times} times` : null }, badge)));
   }
 
   /** @param {number} by */

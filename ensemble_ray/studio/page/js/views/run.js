@@ -1,7 +1,7 @@
 // One run: its head, its tabs, and the panel of the step that is chosen.
 
 import { fill, h, icon } from "../dom.js";
-import { countOf, formatAgo, formatCost, formatDuration, formatTime, formatTokens, runLine, runName, tokensTitle } from "../format.js";
+import { countOf, formatAgo, formatCost, formatDuration, formatTime, formatTokens, numberRoles, runLine, runName, tokensTitle } from "../format.js";
 import { RunModel } from "../model/run.js";
 import { TABS, formatRoute } from "../router.js";
 import { oneLine, visible } from "../text.js";
@@ -40,6 +40,7 @@ const MAKE = { flow: flowTab, timeline: timelineTab, steps: stepsTab, items: ite
  */
 export async function runView(app, first) {
   const model = await RunModel.load(app, first.run);
+  numberRoles([...model.steps.values()].map((step) => step.agent));
   let route = first;
   /** @type {Tab|null} */
   let tab = null;
