@@ -193,12 +193,10 @@ class CallLog:
             # Lines between both ends are only counted: a text may have millions of them.
             first = (self._begun + text).split("\n", _MOST_LINES)
             last = first.pop().rsplit("\n", _MOST_LINES)
-            between = last[0]
-            last[0] = between[between.rfind("\n") + 1 :]
-            begun = last.pop()
-            self._add(first + last)
-            self._count += between.count("\n")
-            self._begun = begun[: _LONGEST_LINE + 1]
+            self._count += last[0].count("\n")
+            last[0] = last[0][last[0].rfind("\n") + 1 :]
+            self._begun = last.pop()[: _LONGEST_LINE + 1]
+            self._add([*first, *last])
 
     def add_record(self, record: logging.LogRecord) -> None:
         """Add the message of a log record, with its level, its logger and its error."""
