@@ -32,7 +32,7 @@ def test_the_page_of_a_dashboard() -> None:
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert httpx.get(f"{url_of(dashboard)}/nothing.js").status_code == 404
-        assert asked(dashboard, "info")["actions"] == ["cancel", "resume", "fork", "decide"]
+        assert asked(dashboard, "info")["actions"] == ["cancel", "resume", "fork", "decide", "delete"]
         assert asked(dashboard, "runs")["runs"] == []
 
 

@@ -33,7 +33,7 @@ def test_it_says_where_it_is_and_ends_at_ctrl_c(tmp_path: Path) -> None:
         line = program.stdout.readline()
         assert line.startswith("Studio: http://127.0.0.1:"), line
         with httpx.Client(base_url=line.split()[1], trust_env=False) as client:
-            assert client.get("api/studio/runs").json() == {"runs": [], "next_cursor": None, "total_known": 0}
+            assert client.get("api/studio/runs").json()["total_known"] == 0
             assert client.get("").status_code == 200
         program.send_signal(signal.SIGINT)
         assert program.wait(PATIENCE_S) == 0
