@@ -293,7 +293,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 _IS_SEEN = """(wanted) => {
     const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_ELEMENT);
     let smallest = null;
-    for (let at = walker.nextNode(); at; at = walker.nextNode()) if (at.textContent.includes(wanted)) smallest = at;
+    for (let at = walker.nextNode(); at; at = walker.nextNode()) if (at.getClientRects().length && at.textContent.includes(wanted)) smallest = at;
     if (!smallest) return "no such text";
     const box = smallest.getBoundingClientRect();
     if (!box.width || box.top < 0 || box.bottom > window.innerHeight) return `not in the window: ${box.top} to ${box.bottom}`;

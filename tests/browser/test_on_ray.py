@@ -25,7 +25,7 @@ async def test_what_is_known_of_processes_is_seen(ray_runtime: Runtime, own: Run
     await open_tabs(page, own, "on-ray", "timeline", "steps", "budget")
     await page.get_by_role("link", name="Actors").click()
     row = page.locator("table.data tr", has_text="second#0")
-    await expect(row).to_contain_text(re.compile(r"AGENT.*Writer.*on-ray.* s.*MB\d{2,}"))
+    await expect(row).to_contain_text(re.compile(r"AGENT.*Writer.*Say what is at hand.* s.*MB\d{2,}"))
     await expect(page.locator("table.data tr", has_text="SCHEDULER")).to_contain_text("runs: 1")
     step = row.get_by_role("link", name="second")
     await step.focus()

@@ -169,7 +169,8 @@ _VIEWS = {
     "/runs/report/flow?step=find-prices%230": ".step-panel .section-body",
     "/runs/report/budget": ".panel",
     "/runs/report/actors": ".actors .card, .actors .empty",
-    "/runs/killed/flow": ".banner",
+    "/runs/killed/flow": ".failure",
+    "/runs/mapped/items": ".item-row",
     "/reviews": ".inbox-row",
     "/compare?a=report&b=failed": ".versus",
     "/actors": ".actors .card, .actors .empty",
@@ -179,7 +180,7 @@ _VIEWS = {
 }
 #: Visible texts under 12 pixels; texts over each other in one head, row or card.
 _MEASURE = """() => {
-    const CARDS = ".topbar, .page-head, .run, .run-head, .run-title, .banner, .step-head, .step-row, .inbox-row, .inbox-head, .node, .panel, .trend, .toolbar, .filters, .node-title-row, tr";
+    const CARDS = ".topbar, .page-head, .run, .run-head, .run-title, .banner, .failure, .step-head, .step-row, .inbox-row, .inbox-head, .node, .panel, .trend, .toolbar, .filters, .node-title-row, tr";
     const clipped = (box, element) => {
         let [l, t, r, b] = [box.left, box.top, box.right, box.bottom];
         for (let at = element; at && at !== document.body; at = at.parentElement) {
