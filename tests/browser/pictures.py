@@ -45,7 +45,9 @@ def _take(page: Page, url: str, folder: Path, name: str, *, scheme: str = "light
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page.goto("about:blank")
     page.goto(url)
-    page.wait_for_selector(".run, .node, canvas[data-drawn], .step-row, .panel, .inbox-row, .compare-table, .data, .trend, .item-row")
+    page.wait_for_selector(
+        ".run, .node, canvas[data-drawn], .step-row, .panel, .inbox-row, .compare-table, .data, .trend, .item-row"
+    )
     page.wait_for_timeout(900)
     page.evaluate("document.querySelector('.brand small').textContent = ''")  # where this machine keeps its files
     if name == "reviews":
