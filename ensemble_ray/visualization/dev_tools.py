@@ -44,7 +44,7 @@ from ensemble_ray.visualization.flow import (
 )
 from ensemble_ray.visualization.ran import ran_flow
 
-_ROLES = 12  # role colours, those of Studio
+_ROLES = 12  # role colours, as in Studio
 _INSET, _RADIUS, _BEND = 14.0, 8.0, 7.0
 _STACK = 4.0
 

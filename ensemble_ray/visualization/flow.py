@@ -214,7 +214,7 @@ def _with_free_labels(
     sizes: Sequence[tuple[float, float] | None],
     framed: Collection[str],
 ) -> list[Route]:
-    """Move labels that the engine puts on a line to the side of their own line, where the fewest elements are."""
+    """Move labels beside their lines, to the place with the fewest elements."""
     taken = [place for name, place in places.items() if name not in framed]
     for name in framed:
         taken += _border(places[name])
@@ -370,7 +370,7 @@ PathStep = tuple[Sequence[str], Sequence[str]]
 
 
 def mark_path(flow: Flow, path: Sequence[PathStep]) -> Flow:
-    """Mark the nodes of a critical path, and the edges that connect them or their frames; nothing if all nodes are on it."""
+    """Mark the nodes of a critical path, and the edges that connect them or their frames. A path over all nodes is not marked."""
     shown = {each: node for node in flow.nodes for each in (node.id, *node.folded)}
     parents = {group.id: group.parent for group in flow.groups}
 
@@ -389,7 +389,7 @@ def mark_path(flow: Flow, path: Sequence[PathStep]) -> Flow:
         marked.update(dict.fromkeys(shown[each].id for each in known))
         for source, target in product((each for each in sources if each in shown), known):
             ways.update(product(around(source), around(target)))
-    if len(marked) == len(flow.nodes):  # it tells nothing
+    if len(marked) == len(flow.nodes):  # a mark on all nodes has no meaning
         marked, ways = {}, set()
     return replace(
         flow,
@@ -572,14 +572,14 @@ def fold_flow(flow: Flow) -> Flow:
 
 
 def _fold(flow: Flow, most: int, width: int) -> Flow:
-    """Merge the nodes of each place with more than `most` nodes. A place is `width` levels; 0: one kind of a level.
+    """Merge the nodes of places with more than `most` nodes. A place is `width` levels; 0: one kind of a level.
 
     The nodes of a map-reduce are merged in any case.
     """
     places: dict[Hashable, list[FlowNode]] = {}
     for node in flow.nodes:  # the end of a graph stays
         kind, rank = (node.kind == "end", node.rank // width) if width else (node.kind, node.rank)
-        if node.kind in TREE_KINDS and not width:  # a skipped reduce has no rank of its own
+        if node.kind in TREE_KINDS and not width:  # a skipped reduce has no rank
             rank = node.level or 0
         places.setdefault((node.group, kind, rank), []).append(node)
     nodes: list[FlowNode] = []

@@ -75,7 +75,7 @@ def _critical_path(flow: Flow) -> list[PathStep]:
     path = _Path(flow)
     is_active = any(node.status in _ACTIVE or not _ACTIVE.isdisjoint(node.counts) for node in flow.nodes)
     found = [] if is_active else path.steps()
-    # If all steps are on it, it tells nothing.
+    # A path over all steps has no meaning.
     return found if len(found) < len(path.ended) else []
 
 
@@ -137,7 +137,7 @@ class _Path:
         return self._latest(each for each in known if self.ended[each][1] <= begun) or self._latest(known)
 
     def _latest(self, steps: Iterable[str]) -> str | None:
-        """Return the step that ended last; of several in one instant the one that began last."""
+        """Return the step that ended last. If several ended in one instant, return their latest start."""
         return max(steps, key=lambda each: (self.ended[each][1], self.ended[each][0], self._places[each]), default=None)
 
     def _around(self, step: str) -> list[str]:
