@@ -24,7 +24,7 @@ from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.recovery.deciding import record_decision, request_end
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
-from ensemble_ray.studio.reading import RunViews, fork_obstacle, resume_obstacle
+from ensemble_ray.studio.reading import RunViews, fork_obstacle
 from ensemble_ray.studio.schemas import Decision, NewFork, PreviewedCall, PreviewedStep, ReviewSchema, RunPreview
 from ensemble_ray.studio.views.run_view import review_of
 from ensemble_ray.studio.views.steps import title_of
@@ -167,7 +167,7 @@ class LocalActions:
                 for call in (each.open_calls or {}).values()
                 if call.effect == "once"  # other calls can be repeated
             ],
-            blocked=resume_obstacle(seen),
+            blocked=seen.view.totals.resume_obstacle(seen.summary),
         )
 
     async def preview_fork(self, run_id: str, from_step: str) -> RunPreview:
@@ -185,7 +185,7 @@ class LocalActions:
 
     async def resume(self, run_id: str) -> str:
         seen = await self._views.see(run_id)
-        if (obstacle := resume_obstacle(seen)) is not None:
+        if (obstacle := seen.view.totals.resume_obstacle(seen.summary)) is not None:
             raise StudioRefusal(HTTPStatus.CONFLICT, "CANNOT_RESUME", obstacle)
         last = seen.view.cursor
 

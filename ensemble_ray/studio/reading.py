@@ -16,20 +16,18 @@ from http import HTTPStatus
 from typing import Literal, NamedTuple, get_args
 
 from ensemble_ray.definition.run_options import has_tag
-from ensemble_ray.errors import EnsembleError, RecordError, ValidationError, message_of
+from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.record.failure import read_failure, read_next_step
 from ensemble_ray.record.open_reviews import fold_gates
-from ensemble_ray.record.stores import RecordedRun, RunReader, resume_advice
-from ensemble_ray.recovery.resuming import check_resumable
+from ensemble_ray.record.stores import RecordedRun, RunReader
 from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FlowDrawer, FlowView
 from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
 from ensemble_ray.studio.schemas import RunGroup, RunList, RunRow, RunSeries
-from ensemble_ray.studio.views.run_view import TOTAL_KINDS, RunTotals, RunView, review_of
+from ensemble_ray.studio.views.run_view import OF_PROGRAM, TOTAL_KINDS, RunTotals, RunView, review_of
 from ensemble_ray.studio.views.steps import compare_steps, detail_of, wire_status
 from ensemble_ray.studio.views.trends import MOST_TEAMS, TrendPeriod, date_of, trends_of
-from ensemble_ray.values.outputs import RunState
 
 MOST_ROWS, _USUAL_ROWS = 200, 50  # rows of one page: the most, and the default
 _READ_A_PAGE = 200  # a page that needs the contents of records reads so many unknown ones
@@ -300,10 +298,9 @@ class RunListing:
         runs = [each for each in await self.summaries() if each.created_at.timestamp() >= since and may_see(each)]
         rows, unread = list[RunRow](), list[RecordedRun]()
         for each in runs[:_COUNTED]:
-            known = self._rows.get(each.run_id)
-            is_same = known is not None and known.created_at == each.created_at.timestamp()
-            if known is not None and known.row is not None and is_same and known.summary.state is each.state:
-                rows.append(known.row)
+            row = self._row_of(each)
+            if row is not None and self._rows[each.run_id].summary.state is each.state:
+                rows.append(row)
             else:
                 unread.append(each)
         rows += await self.rows(unread[:_READ_A_PAGE])
@@ -448,27 +445,6 @@ class RunViews:
                 await asyncio.sleep(0)  # a long record blocks the loop for one page at a time
 
 
-_OF_PROGRAM = (
-    "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
-)
-
-
-def resume_obstacle(seen: CachedRun) -> str | None:
-    """Return why a run cannot be resumed here."""
-    head, run_id = seen.view.totals.head, seen.summary.run_id
-    try:
-        check_resumable(seen.summary, head)
-    except EnsembleError as error:
-        return message_of(error)
-    if seen.view.totals.state(seen.summary) is RunState.COMPLETED:
-        return f"Run '{run_id}' is completed"
-    if not head.source.place:
-        return _OF_PROGRAM.format("resume")
-    if head.state is RunState.BUDGET_EXHAUSTED:
-        return f"It needs a larger budget: {resume_advice(run_id, head.source.place, field='max_tokens=N')}"
-    return None
-
-
 def fork_obstacle(seen: CachedRun) -> str | None:
     """Return why a run cannot be forked here, whatever the step."""
     head = seen.view.totals.head
@@ -476,7 +452,7 @@ def fork_obstacle(seen: CachedRun) -> str | None:
         return f"Run '{seen.summary.run_id}' has no plan to fork from"
     if seen.summary.state.is_active:
         return f"Run '{seen.summary.run_id}' is running: wait for its end"
-    return None if head.source.place else _OF_PROGRAM.format("fork")
+    return None if head.source.place else OF_PROGRAM.format("fork")
 
 
 def offers_of(seen: CachedRun) -> list[schemas.Action]:
@@ -484,7 +460,7 @@ def offers_of(seen: CachedRun) -> list[schemas.Action]:
     found: list[schemas.Action] = []
     if not seen.view.totals.state(seen.summary).is_final:
         found.append("cancel")
-    if resume_obstacle(seen) is None:
+    if seen.view.totals.resume_obstacle(seen.summary) is None:
         found.append("resume")
     if fork_obstacle(seen) is None:
         found.append("fork")

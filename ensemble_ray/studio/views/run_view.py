@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
 
-from ensemble_ray.errors import AgentExecutionError, EnsembleError
+from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.facts import runs
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
 from ensemble_ray.facts.runs import NO_REASON
@@ -30,7 +30,9 @@ _SHOWN = 4000  # characters of the texts of a review; the inbox has the full tex
 _LINE = 400  # characters of one line of a row
 #: The error of a run in another state concerns some of its tasks.
 _WITH_FAILURE = frozenset({RunState.FAILED, RunState.INTERRUPTED, RunState.BUDGET_EXHAUSTED})
-_NOT_RESUMABLE = frozenset({RunState.COMPLETED, RunState.BUDGET_EXHAUSTED})  # the latter needs a larger budget
+OF_PROGRAM = (
+    "A program started this run, and only that program has its team. What to do: call ensemble_ray.{0} in the program"
+)
 
 
 def subject_of(header: runs.PlanRecorded) -> str:
@@ -178,14 +180,20 @@ class RunTotals:
         """An end in the record overrides the summary."""
         return summary.state if self.head.end is None else self.head.state
 
-    def _can_resume(self, summary: RecordedRun, state: RunState) -> bool:
-        if state in _NOT_RESUMABLE or not self.head.source.place:
-            return False
+    def resume_obstacle(self, summary: RecordedRun) -> str | None:
+        """Return why Studio cannot resume the run."""
+        place, state = self.head.source.place, self.state(summary)
         try:
             check_resumable(summary, self.head)
-        except EnsembleError:
-            return False
-        return True
+        except EnsembleError as error:
+            return message_of(error)
+        if state is RunState.COMPLETED:
+            return f"Run '{summary.run_id}' is completed"
+        if not place:
+            return OF_PROGRAM.format("resume")
+        if state is RunState.BUDGET_EXHAUSTED:
+            return f"It needs a larger budget: {resume_advice(summary.run_id, place, field='max_tokens=N')}"
+        return None
 
     def row(self, summary: RecordedRun) -> schemas.RunRow:
         state = self.state(summary)
@@ -206,7 +214,7 @@ class RunTotals:
             tokens=self.tokens,
             estimated_tokens=(self.usage.spent_tokens or None) if self.tokens is None else None,
             attempts=self.head.beginnings + 1,
-            can_resume=self._can_resume(summary, state),
+            can_resume=self.resume_obstacle(summary) is None,
             cost=None if self.cost is None else schemas.CostSchema(amount=f"{self.cost:f}", currency=self.currency),
             tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
