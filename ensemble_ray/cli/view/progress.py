@@ -148,6 +148,7 @@ class TaskProgress:
         self.model_calls = self.tool_calls = self.calls_open = self.input_tokens = self.output_tokens = 0
         self.delegations = self.refusals = self.failed_delegations = 0
         self._running: dict[str, RunningTask] = {}
+        self._ended: set[str] = set()
         #: by the task of the plan for which they work, then by id
         self._delegated: dict[str, dict[str, RunningDelegation]] = {}
         self._agents: set[str] = set()
@@ -195,11 +196,9 @@ class TaskProgress:
             case events.TaskStartEvent():
                 self._begin(event, at)
             case events.TaskCompleteEvent():
-                self.done += 1
-                self._end(event)
+                self.done += self._end(event)
             case events.TaskFailedEvent():
-                self.failed += 1
-                self._end(event)
+                self.failed += self._end(event)
             case events.LlmIterationStartedEvent():
                 self.calls_open += 1
                 self._first_call_at = at if self._first_call_at is None else self._first_call_at
@@ -246,12 +245,16 @@ class TaskProgress:
         open_ones = self._delegated.get(task_instance(event.instance), {})
         return event.cause is None or event.delegation_id not in open_ones
 
-    def _end(self, event: events.TaskCompleteEvent | events.TaskFailedEvent) -> None:
+    def _end(self, event: events.TaskCompleteEvent | events.TaskFailedEvent) -> bool:
+        """Return whether the end is new: after a crash, its event may arrive again."""
         key = event.instance or label_of(event)
+        is_new = not event.instance or key not in self._ended
+        self._ended.add(key)
         self._running.pop(key, None)
         self._delegated.pop(key, None)  # their ends have no event
         if not self._running:
             self.calls_open = 0  # a failed call has no event
+        return is_new
 
     @property
     def running(self) -> Sequence[RunningTask]:
@@ -573,12 +576,14 @@ class ItemProgress:
 
     @property
     def items_done(self) -> int:
-        """By the run's counts or by events, whichever is higher."""
-        return max(self._reported_done, 0 if self._run is None else self._run.completed_count)
+        """By the run's count if it has one: after a crash, an event may arrive twice."""
+        if self._run is None or self.is_direct:
+            return self._reported_done
+        return max(self._recorded, self._run.completed_count)
 
     @property
     def items_failed(self) -> int:
-        return max(self._reported_failed, 0 if self._run is None else self._run.failed_count)
+        return self._reported_failed if self._run is None or self.is_direct else self._run.failed_count
 
     def set_total(self, total: int) -> None:
         self.total = total
@@ -619,7 +624,9 @@ class ItemProgress:
                 self._add_tokens(event.input_tokens, event.output_tokens)
             case events.TaskFailedEvent():
                 self._end(at)
-                self._reported_failed += is_of_items(event.instance)
+                if is_of_items(event.instance):
+                    self._reported_failed += 1
+                    self.is_direct = is_direct(event.instance)
             case _:
                 pass
 

@@ -80,6 +80,27 @@ def test_items_of_several_tasks_are_counted_while_the_run_goes_on() -> None:
     assert progress.counts() == "2/4 items, 1 failed"
 
 
+def test_an_event_that_arrives_again_after_a_crash_counts_once() -> None:
+    """S-MR-185: a task whose end was not yet known runs again, and tells of it again; the run counts items once."""
+    progress, run = ItemProgress("", 4), Counts(completed_count=1, failed_count=1)
+    progress.follow(run)
+    for _ in range(2):
+        progress.receive(_started("map-0"), 0.0)
+        progress.receive(_failed("map-0"), 1.0)
+        progress.receive(_completed("map-1"), 1.0)
+    assert (progress.items_done, progress.items_failed) == (1, 1)
+
+
+def test_a_resumed_run_counts_recorded_items_before_it_takes_them_again() -> None:
+    """S-MR-185: the count does not begin again at 0."""
+    progress, run = ItemProgress("", 10), Counts()
+    progress.add_recorded(6, items=6)
+    progress.follow(run)
+    assert progress.counts() == "6/10 items"
+    run.completed_count = 7
+    assert progress.counts() == "7/10 items"
+
+
 @pytest.mark.parametrize(("total", "shown"), [(2, "2/2 items"), (None, "2 items")])
 def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> None:
     """S-MR-185: of how many, where that is known."""

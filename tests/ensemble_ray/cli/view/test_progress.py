@@ -93,6 +93,16 @@ def test_counts_follow_the_events() -> None:
     assert progress.agents == 1
 
 
+def test_an_end_that_arrives_again_after_a_crash_counts_once() -> None:
+    """S-MR-185: an end that arrives twice is one end, in a planned run too."""
+    progress = TaskProgress()
+    for _ in range(2):
+        progress.receive(_started("draft"), 0.0)
+        progress.receive(_completed("draft"), 1.0)
+        progress.receive(_failed("check", ValueError("no")), 1.0)
+    assert (progress.done, progress.failed, len(progress.running)) == (1, 1, 0)
+
+
 def test_tokens_per_second_count_from_the_first_model_call() -> None:
     """While calls are open until now, afterwards until the last answer, so that the figure does not fade."""
     progress = TaskProgress()
