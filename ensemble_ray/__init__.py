@@ -73,6 +73,7 @@ _EXPORTS = {
     "ensemble_ray.events.telemetry.listener": "OpenTelemetryListener",
     "ensemble_ray.llm.local": "LocalChatModel",
     "ensemble_ray.llm.openai": "OpenAIChatModel",
+    "ensemble_ray.llm.openai_responses": "OpenAIResponsesModel",
     "ensemble_ray.llm.limits.limiter": "RateLimitedChatModel",
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
     "ensemble_ray.values.messages": """

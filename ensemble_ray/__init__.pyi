@@ -99,6 +99,7 @@ from ensemble_ray.items.text_files import CsvFile as CsvFile
 from ensemble_ray.llm.limits.limiter import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
+from ensemble_ray.llm.openai_responses import OpenAIResponsesModel as OpenAIResponsesModel
 from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
 from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
 from ensemble_ray.memory.embedding_models import LocalEmbeddingModel as LocalEmbeddingModel
@@ -400,6 +401,7 @@ __all__ = [
     "OnUnknown",
     "OpenAIChatModel",
     "OpenAIEmbeddingModel",
+    "OpenAIResponsesModel",
     "OpenReview",
     "OpenTelemetryListener",
     "OutputParsingError",

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.request import Request, urlopen
 
 from ensemble_ray import WebDashboard
@@ -45,6 +45,7 @@ from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
+    from ensemble_ray.llm.openai import OpenAIChatModel
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.values.outputs import EnsembleOutput
 
@@ -254,12 +255,11 @@ def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", th
 def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:
     from ensemble_ray.llm.factory import resolve_llm
     from ensemble_ray.llm.local import LocalChatModel
-    from ensemble_ray.llm.openai import OpenAIChatModel
 
     name = llm.partition(":")[2].strip()
     if not is_local:
-        resolve_llm(llm)
-        return OpenAIChatModel(name, max_tokens=_NOTE_TOKENS * 2), OpenAIChatModel(name, max_tokens=_DIGEST_TOKENS * 2)
+        kind = type(cast("OpenAIChatModel", resolve_llm(llm)))
+        return kind(name, max_tokens=_NOTE_TOKENS * 2), kind(name, max_tokens=_DIGEST_TOKENS * 2)
     style: dict[str, Any] = {**_STYLE, "threads": threads}
     reader = LocalChatModel(name or None, max_tokens=_NOTE_TOKENS, **style)
     editor = LocalChatModel(name or None, max_tokens=_DIGEST_TOKENS, **style)

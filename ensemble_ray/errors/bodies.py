@@ -13,7 +13,7 @@ from typing import cast
 
 CLIENT_ERROR, SERVER_ERROR = 400, 500  # first statuses of HTTP's classes
 _STATUS_OF_CODE = {
-    **dict.fromkeys(("invalid_request_error", "invalid_argument", "context_length_exceeded"), 400),
+    **dict.fromkeys(("invalid_request_error", "invalid_argument", "context_length_exceeded", "invalid_prompt"), 400),
     **dict.fromkeys(("invalid_api_key", "authentication_error", "unauthenticated", "unauthorized"), 401),
     **dict.fromkeys(("permission_error", "permission_denied", "forbidden"), 403),
     **dict.fromkeys(("not_found_error", "not_found", "model_not_found"), 404),

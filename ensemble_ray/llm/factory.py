@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
-KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
+KNOWN_FORMS = ("openai:MODEL", "openai-responses:MODEL", "local", "local:PATH.gguf")
 
 
 def resolve_llm(value: object) -> ChatModel:
@@ -31,6 +31,10 @@ def resolve_llm(value: object) -> ChatModel:
         from ensemble_ray.llm.openai import OpenAIChatModel
 
         return _cached(f"openai:{rest}", lambda: OpenAIChatModel(rest))
+    if prefix == "openai-responses" and rest:
+        from ensemble_ray.llm.openai_responses import OpenAIResponsesModel
+
+        return _cached(f"openai-responses:{rest}", lambda: OpenAIResponsesModel(rest))
     if prefix == "local" and (rest or not colon):
         from ensemble_ray.llm.local import LocalChatModel
 

@@ -262,14 +262,15 @@ class CallOrigin:
     model: str
     key: str = field(repr=False)  # removed from every text
     timeout_s: float
+    path: str = "/chat/completions"  # of the protocol
 
     @property
     def secrets(self) -> set[str]:
-        return {self.key, *secrets_of(self.url.removesuffix("/chat/completions"))}
+        return {self.key, *secrets_of(self.url.removesuffix(self.path))}
 
     @property
     def endpoint(self) -> str:
-        return shown_url(self.url).removesuffix("?...").removesuffix("/chat/completions")
+        return shown_url(self.url).removesuffix("?...").removesuffix(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +310,7 @@ async def build_provider_error(failure: CallFailure, origin: CallOrigin) -> Exce
 def _build(openai: Any, failure: CallFailure, origin: CallOrigin) -> Exception:
     # openai 3 uses httpx2, earlier versions use httpx. Its errors need a request of that package.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
-    request = httpx.Request("POST", f"{origin.endpoint}/chat/completions")
+    request = httpx.Request("POST", f"{origin.endpoint}{origin.path}")
     text = _explain(failure, origin)
     if failure.timed_out:
         late = openai.APITimeoutError(request=request)
@@ -417,8 +418,10 @@ def _advice(failure: CallFailure, origin: CallOrigin) -> str:
         sent = "A key was sent" if origin.key else "No key was sent"
         return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."
     if failure.status == HTTPStatus.NOT_FOUND:
+        other = "" if origin.path != "/responses" else f" Without a Responses API there, use 'openai:{origin.model}'."
         return (
             f"Check the model's name, '{origin.model}', and `base_url`: it ends where the protocol begins, often /v1."
+            f"{other}"
         )
     if failure.status == _TOO_MANY_REQUESTS:
         requested = failure.retry_after

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 from pydantic import SecretStr
 
@@ -21,7 +21,13 @@ from ensemble_ray.llm.failures import CallOrigin, flaw_of, key_headers, provider
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.protocol.request import MessageRoles, RequestOptions, SchemaOffer, SystemRole
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
-from ensemble_ray.llm.protocol.wire import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.llm.protocol.wire import (
+    CHAT_COMPLETIONS,
+    DEFAULT_ANSWER_BYTES,
+    DEFAULT_ANSWER_TIME_S,
+    AnswerLimits,
+    ModelApi,
+)
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
@@ -62,6 +68,11 @@ class OpenAIChatModel:
         OpenAIChatModel('gpt-4o-mini', temperature=0)
     """
 
+    _NAME: ClassVar[str] = "OpenAIChatModel"
+    _API: ClassVar[ModelApi] = CHAT_COMPLETIONS
+    _FORM_OPTION: ClassVar[str] = "response_format"
+    _text: Mapping[str, object] | None = None  # of the Responses API (`SchemaOffer`)
+
     def __init__(
         self,
         model: str,
@@ -78,33 +89,33 @@ class OpenAIChatModel:
         **request_options: object,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
-            raise ValidationError("OpenAIChatModel model must not be blank")
+            raise ValidationError(f"{self._NAME} model must not be blank")
         if base_url is not None:
-            _checked_url(base_url, "base_url")
+            self._checked_url(base_url, "base_url")
         if max_retries is not None and (not isinstance(max_retries, int) or max_retries < 0):
-            raise ValidationError(f"OpenAIChatModel max_retries must be >= 0, got: {max_retries}")
+            raise ValidationError(f"{self._NAME} max_retries must be >= 0, got: {max_retries}")
         self._model = model
         self._base_url = base_url
         plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
-        self._api_key = None if plain is None else SecretStr(check_key(plain, "OpenAIChatModel api_key"))
-        self._timeout_s = check_time_s(timeout, "OpenAIChatModel timeout")
+        self._api_key = None if plain is None else SecretStr(check_key(plain, f"{self._NAME} api_key"))
+        self._timeout_s = check_time_s(timeout, f"{self._NAME} timeout")
         if max_answer_bytes is not None and (
             not isinstance(max_answer_bytes, int) or isinstance(max_answer_bytes, bool) or max_answer_bytes < 1
         ):
-            raise ValidationError(f"OpenAIChatModel max_answer_bytes must be > 0, got: {max_answer_bytes}")
+            raise ValidationError(f"{self._NAME} max_answer_bytes must be > 0, got: {max_answer_bytes}")
         self._max_answer_bytes = max_answer_bytes
-        self._max_answer_s = check_time_s(max_answer_time, "OpenAIChatModel max_answer_time")
+        self._max_answer_s = check_time_s(max_answer_time, f"{self._NAME} max_answer_time")
         self._max_retries = max_retries
         self._client_options = None if client_options is None else dict(client_options)
         if structured_outputs is not None and not isinstance(structured_outputs, bool):
             raise ValidationError(
-                f"OpenAIChatModel structured_outputs must be True, False or None, got: {structured_outputs!r}. An "
+                f"{self._NAME} structured_outputs must be True, False or None, got: {structured_outputs!r}. An "
                 "endpoint's own option of that name goes through extra_body"
             )
         self._structured_outputs = structured_outputs
         if system_role is not None and system_role not in get_args(SystemRole):
             raise ValidationError(
-                f"OpenAIChatModel system_role must be 'system', 'developer', 'user' or None, got: {system_role!r}"
+                f"{self._NAME} system_role must be 'system', 'developer', 'user' or None, got: {system_role!r}"
             )
         self._system_role: SystemRole | None = system_role
         self._request_options = dict(request_options)
@@ -112,17 +123,17 @@ class OpenAIChatModel:
 
     def _prepare(self) -> None:
         options = dict(self._request_options)
-        self._extra_headers = _checked_headers(cast("dict[str, str]", options.pop("extra_headers", None) or {}))
+        headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
+        self._extra_headers = _checked_headers(headers, f"{self._NAME} extra_headers")
         query = options.pop("extra_query", None) or {}
         if not isinstance(query, Mapping):
-            raise ValidationError(f"OpenAIChatModel extra_query must be a mapping, got: {type(query).__name__}")
+            raise ValidationError(f"{self._NAME} extra_query must be a mapping, got: {type(query).__name__}")
         self._extra_query = cast("Mapping[str, object]", query)
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
-        self._options = RequestOptions.of(self._model, {**options, **extra_body}, "OpenAIChatModel")
-        has_form = "response_format" in options or "response_format" in extra_body
+        self._options, has_form = self._read_options(options, extra_body)
         if has_form and self._structured_outputs:
             raise ValidationError(
-                "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
+                f"{self._NAME}: structured_outputs=True and a {self._FORM_OPTION} of your own exclude each other"
             )
         self._offers_schemas = self._structured_outputs is not False and not has_form
         # Each request passes its base URL. This library retries, because that depends on the body of a failure
@@ -133,6 +144,13 @@ class OpenAIChatModel:
         #: URL and key do not depend on the environment
         self._is_constant = self._base_url is not None and self._api_key is not None
         self._known_id = ""
+
+    def _read_options(
+        self, options: Mapping[str, object], extra_body: Mapping[str, object]
+    ) -> tuple[RequestOptions, bool]:
+        """Return the options of requests, and whether they contain a form of answers."""
+        given = {**options, **extra_body}
+        return RequestOptions.of(self._model, given, self._NAME), "response_format" in given
 
     @property
     def model(self) -> str:
@@ -158,11 +176,16 @@ class OpenAIChatModel:
             return self._base_url
         from_client = (self._client_options or {}).get("base_url")
         if from_client is not None:
-            return _checked_url(str(from_client), "client_options base_url")
+            return self._checked_url(str(from_client), "client_options base_url")
         from_environment = os.environ.get("OPENAI_BASE_URL", "").strip()
         if from_environment:
-            return _checked_url(from_environment, "OPENAI_BASE_URL")
+            return self._checked_url(from_environment, "OPENAI_BASE_URL")
         return _DEFAULT_BASE_URL
+
+    def _checked_url(self, url: str, name: str) -> str:
+        if flaw := flaw_of(url):
+            raise ValidationError(f"{self._NAME} {name} {flaw}")
+        return url
 
     @property
     def declared_url(self) -> str:
@@ -205,8 +228,9 @@ class OpenAIChatModel:
         if not self._offers_schemas:
             return await self.chat(messages)
         endpoint = self._endpoint()
-        offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        return await endpoint.complete(partial(self._options.encode, messages, (), origin=endpoint.sender), offer)
+        offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True, text=self._text)
+        encode = partial(self._options.encode, messages, (), origin=endpoint.sender, has_offer=True)
+        return await endpoint.complete(encode, offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -216,7 +240,8 @@ class OpenAIChatModel:
         encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
 
         def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint passes it by position
-            return encode(roles, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING)
+            asks_usage = with_usage and self._API is CHAT_COMPLETIONS  # another API always sends it
+            return encode(roles, suffix=_STREAMING_WITH_USAGE if asks_usage else _STREAMING)
 
         async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
@@ -233,7 +258,7 @@ class OpenAIChatModel:
         # A client with options may have another identity.
         if not key and base_url == _DEFAULT_BASE_URL and self._client_options is None:
             raise ValidationError(
-                f"OpenAIChatModel('{self._model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of "
+                f"{self._NAME}('{self._model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of "
                 "your own, set OPENAI_BASE_URL or pass base_url; for a model on this machine, use llm='local'"
             )
         headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray", **self._key_headers(base_url, key)}
@@ -245,7 +270,7 @@ class OpenAIChatModel:
         )
         retries = (self._client_options or {}).get("max_retries")
         endpoint = Endpoint(
-            url=resource_url(base_url, "/chat/completions", self._extra_query),
+            url=resource_url(base_url, self._API.path, self._extra_query),
             model=self._model,
             key=key,
             headers=headers,
@@ -253,11 +278,12 @@ class OpenAIChatModel:
             max_retries=retries if isinstance(retries, int) else self._max_retries or 0,
             limits=limits,
             system_role=self._system_role,
+            api=self._API,
         )
         if self._sdk is None:
             self._made = (base_url, key, endpoint)
             return endpoint
-        return replace(endpoint, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
+        return replace(endpoint, transport=SdkTransport(self._sdk, self._connection(key, base_url), self._API.path))
 
     def _key(self) -> str:
         if self._api_key is not None:
@@ -266,7 +292,7 @@ class OpenAIChatModel:
         if from_client is None:
             return check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
         # A function is called by the package for each request.
-        return check_key(from_client, "OpenAIChatModel client_options: api_key") if isinstance(from_client, str) else ""
+        return check_key(from_client, f"{self._NAME} client_options: api_key") if isinstance(from_client, str) else ""
 
     def _key_headers(self, base_url: str, key: str) -> dict[str, str]:
         own = {name.lower() for name in self._extra_headers}
@@ -303,7 +329,8 @@ class OpenAIChatModel:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OpenAIChatModel):
             return NotImplemented
-        return self._model == other._model and self._keywords() == other._keywords()
+        is_same = self._model == other._model and self._API is other._API
+        return is_same and self._keywords() == other._keywords()
 
     def __hash__(self) -> int:
         return hash((self._model, self._base_url))
@@ -323,7 +350,7 @@ class OpenAIChatModel:
         # These may contain keys.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
-        return f"OpenAIChatModel({', '.join(shown)})"
+        return f"{self._NAME}({', '.join(shown)})"
 
 
 @lru_cache(maxsize=256)
@@ -345,18 +372,16 @@ def check_key(key: str, name: str) -> str:
     return plain
 
 
-def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def _checked_headers(headers: Mapping[str, str], what: str) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in headers.items():
         if flaw := header_name_flaw(name):
-            raise ValidationError(f"OpenAIChatModel extra_headers: {name!r} {flaw}")
+            raise ValidationError(f"{what}: {name!r} {flaw}")
         if not isinstance(value, str):
-            raise ValidationError(
-                f"OpenAIChatModel extra_headers: '{name}' must be a text, got: {type(value).__name__}"
-            )
+            raise ValidationError(f"{what}: '{name}' must be a text, got: {type(value).__name__}")
         checked[name] = value.strip()
         if flaw := header_flaw(checked[name]):
-            raise ValidationError(f"OpenAIChatModel extra_headers: '{name}' {flaw}")
+            raise ValidationError(f"{what}: '{name}' {flaw}")
     return checked
 
 
@@ -367,10 +392,3 @@ def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or timeout_s <= 0:
         raise ValidationError(f"{what} must be > 0, got: {timeout}")
     return float(timeout_s)
-
-
-def _checked_url(url: str, name: str) -> str:
-    flaw = flaw_of(url)
-    if flaw:
-        raise ValidationError(f"OpenAIChatModel {name} {flaw}")
-    return url

@@ -172,19 +172,23 @@ def _build(reading: Reading, values: dict[str, Any]) -> ChatModel:
         values.update(values.pop("extra_body", {}))
         return LocalChatModel(_resolve_path(reading, name).partition(":")[2] or None, **values)
     from ensemble_ray.llm.openai import OpenAIChatModel
+    from ensemble_ray.llm.openai_responses import OpenAIResponsesModel
 
     if (variable := values.pop("api_key_env", None)) is not None:
         try:
             values["api_key"] = reading.read_key(variable)
         except ValidationError as error:
             raise refuse(str(error), "api_key_env") from None
+    if name.startswith("openai-responses:"):
+        return OpenAIResponsesModel(name.removeprefix("openai-responses:"), **values)
     return OpenAIChatModel(name.removeprefix("openai:"), **values)
 
 
 _MODEL_TEXT = (
-    "A model: `openai:MODEL` for any endpoint of that protocol, `local` for the embedded one, `local:PATH.gguf`."
+    "A model: `openai:MODEL` for any endpoint of that protocol, `openai-responses:MODEL` for one of the Responses API, "
+    "`local` for the embedded one, `local:PATH.gguf`."
 )
-_ModelText = Annotated[str, Field(pattern=r"^(openai:.+|local(:.+)?)$", description=_MODEL_TEXT)]
+_ModelText = Annotated[str, Field(pattern=r"^(openai(-responses)?:.+|local(:.+)?)$", description=_MODEL_TEXT)]
 Model = Annotated[object, PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys)]
 
 

@@ -20,6 +20,7 @@ from ensemble_ray import (
     ChatResponse,
     LocalChatModel,
     OpenAIChatModel,
+    OpenAIResponsesModel,
     RateLimit,
     RateLimitedChatModel,
     StreamingChatModel,
@@ -121,12 +122,23 @@ def adapter_of(kind: str, script: Script, stack: ExitStack, monkeypatch: pytest.
 
         monkeypatch.setattr(local_server, "find_held", held)
         return served(LocalChatModel("tiny.gguf"), server)
-    options = {"max_retries": 0} if kind == "openai_client" else None
-    model = OpenAIChatModel("m", base_url=server.base_url, api_key="secret-key", client_options=options)
+    options = {"max_retries": 0} if kind.endswith("_client") else None
+    model = (OpenAIResponsesModel if kind.startswith("responses") else OpenAIChatModel)(
+        "m", base_url=server.base_url, api_key="secret-key", client_options=options
+    )
     return served(model, server)
 
 
-KINDS = ("openai", "openai_client", "local", "scripted", "scripted_handle", "rate_limited")
+KINDS = (
+    "openai",
+    "openai_client",
+    "responses",
+    "responses_client",
+    "local",
+    "scripted",
+    "scripted_handle",
+    "rate_limited",
+)
 Given = Callable[[Script], Adapter]
 
 

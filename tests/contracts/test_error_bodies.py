@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import cast
+from typing import NamedTuple
 
 import openai
 import pytest
@@ -15,8 +15,6 @@ from ensemble_ray.testing import Fault, ModelServer, RawAnswer
 
 HELLO = [ChatMessage("user", "hello")]
 FORM = JsonSchema("Form", {"type": "object", "properties": {"n": {"type": "string"}}})
-#: Both ways to the endpoint: the lean client, and the package's own.
-WAYS = [None, {"max_retries": 0}]
 BROKE = Fault(status=429, message="You exceeded your current quota", code="insufficient_quota", retry_after_s=0)
 BAD_CALL = RawAnswer(
     body=json.dumps(
@@ -33,21 +31,27 @@ BAD_CALL = RawAnswer(
 )
 
 
-@pytest.fixture(params=WAYS, ids=["lean", "client"])
-def way(request: pytest.FixtureRequest) -> dict[str, object] | None:
-    """Client options of one of the ways."""
-    return cast("dict[str, object] | None", request.param)
+class Way(NamedTuple):
+    """One of the ways: an API, and whether the package's own client asks it."""
+
+    api: type[OpenAIChatModel]
+    by_client: bool
 
 
-Way = dict[str, object] | None
+@pytest.fixture(params=[False, True], ids=["lean", "client"])
+def way(request: pytest.FixtureRequest, api: type[OpenAIChatModel]) -> Way:
+    """One of the ways."""
+    return Way(api, request.param)
+
+
+CHAT_ALONE = pytest.mark.parametrize("api", [OpenAIChatModel], indirect=True)
 
 
 def model_at(server: ModelServer, way: Way, retries: int = 0) -> OpenAIChatModel:
     """A model that repeats by itself so often."""
-    if way is None:
-        return OpenAIChatModel("m", base_url=server.base_url, api_key="k", max_retries=retries)
-    options = {"max_retries": retries}
-    return OpenAIChatModel("m", base_url=server.base_url, api_key="k", client_options=options)
+    if not way.by_client:
+        return way.api("m", base_url=server.base_url, api_key="k", max_retries=retries)
+    return way.api("m", base_url=server.base_url, api_key="k", client_options={"max_retries": retries})
 
 
 async def ask(model: OpenAIChatModel, *, stream: bool) -> str | None:
@@ -96,6 +100,7 @@ async def test_an_error_in_a_success_is_that_of_its_code(
         assert await ask(model_at(server, way, retries=1), stream=stream) == "hi"
 
 
+@CHAT_ALONE
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_in_the_first_choice_is_repeated(way: Way, *, stream: bool) -> None:
     """S-LLM-20: OpenRouter tells so of the provider behind it."""
@@ -103,6 +108,7 @@ async def test_an_error_in_the_first_choice_is_repeated(way: Way, *, stream: boo
         assert await ask(model_at(server, way, retries=1), stream=stream) == "hi"
 
 
+@CHAT_ALONE
 async def test_an_error_after_the_first_words_of_a_stream_is_that_of_its_code(way: Way) -> None:
     """S-LLM-20, S-DUR-61: its class is known; a stream that has begun is not repeated."""
     words = b'data: {"choices": [{"delta": {"content": "he"}}]}\n\n'
@@ -129,6 +135,7 @@ async def test_an_error_in_a_success_is_found_in_every_form(way: Way, body: obje
         assert len(server.requests) == 2
 
 
+@CHAT_ALONE
 async def test_an_answer_stays_one_when_it_has_an_empty_error(way: Way) -> None:
     """S-LLM-20: members that say nothing are no error."""
     choice = {"message": {"content": "hi"}, "error": None}

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 
-from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel
+from ensemble_ray import ChatMessage, ChatResponse, OpenAIChatModel, OpenAIResponsesModel
 from ensemble_ray.llm.failures import fault_of
 from ensemble_ray.testing import ModelServer, RawAnswer, Reply
 from ensemble_ray.testing.model_server.script import Answer
 from ensemble_ray.values.messages import incomplete_reason
 
 HELLO = [ChatMessage("user", "hello")]
+Api = type[OpenAIChatModel]
+#: The first event of a stream, without a piece of an answer.
+BEGUN = {
+    OpenAIChatModel: {"choices": [{"delta": {"role": "assistant"}}]},
+    OpenAIResponsesModel: {"type": "response.created", "response": {"status": "in_progress"}},
+}
 
 
 WAYS = pytest.mark.parametrize("way", [None, {"max_retries": 0}], ids=["lean", "client"])
@@ -19,10 +27,12 @@ WAYS = pytest.mark.parametrize("way", [None, {"max_retries": 0}], ids=["lean", "
 
 @WAYS
 @pytest.mark.parametrize("reason", ["length", "content_filter", "stop"])
-async def test_the_finish_reason_is_told_however_the_answer_comes(way: dict[str, object] | None, reason: str) -> None:
+async def test_the_finish_reason_is_told_however_the_answer_comes(
+    api: Api, way: dict[str, object] | None, reason: str
+) -> None:
     """S-CONV-21, S-ENG-36: the provider's word, in one piece and at the end of a stream."""
     with ModelServer(Reply(text="half", finish_reason=reason)) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
+        model = api("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
         assert (await model.chat(HELLO)).finish_reason == reason
         *_, whole = [part async for part in model.stream(HELLO)]
         assert isinstance(whole, ChatResponse)
@@ -52,17 +62,17 @@ def test_an_answer_is_incomplete_when_its_end_is_no_good_one(reason: str) -> Non
     ["error", "network_error", "insufficient_system_resource", "function_call_filter: MALFORMED_FUNCTION_CALL"],
 )
 async def test_the_call_fails_when_the_end_is_the_providers_failure(
-    way: dict[str, object] | None, reason: str, *, stream: bool
+    api: Api, way: dict[str, object] | None, reason: str, *, stream: bool
 ) -> None:
     """S-LLM-7: half a text is no answer; the failure is one that is worth another attempt."""
     with ModelServer(Reply(text="half", finish_reason=reason)) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
+        model = api("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
         with pytest.raises(openai.APIError, match=f"failed while it answered: .*'{reason}'") as caught:
             _ = [part async for part in model.stream(HELLO)] if stream else await model.chat(HELLO)
     assert fault_of(caught.value) is not None
 
 
-async def test_the_call_is_repeated_when_the_model_repeats_by_itself() -> None:
+async def test_the_call_is_repeated_when_the_model_repeats_by_itself(api: Api) -> None:
     """S-LLM-7, S-SET-10: `max_retries` counts such failures too, streamed or not."""
     script: list[Answer] = [
         Reply(finish_reason="error"),
@@ -71,7 +81,7 @@ async def test_the_call_is_repeated_when_the_model_repeats_by_itself() -> None:
         "whole",
     ]
     with ModelServer(script) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test", max_retries=1)
+        model = api("m", base_url=server.base_url, api_key="sk-of-a-test", max_retries=1)
         assert (await model.chat(HELLO)).text == "whole"
         *_, whole = [part async for part in model.stream(HELLO)]
         assert isinstance(whole, ChatResponse)
@@ -80,23 +90,26 @@ async def test_the_call_is_repeated_when_the_model_repeats_by_itself() -> None:
 
 @WAYS
 async def test_a_streamed_answer_is_cut_when_neither_a_reason_nor_the_end_mark_comes(
+    api: Api,
     way: dict[str, object] | None,
 ) -> None:
     """S-LLM-8: what came is kept, and is incomplete."""
     with ModelServer(Reply(text="Never mix bleach with", is_ended=False)) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
+        model = api("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
         *_, whole = [part async for part in model.stream(HELLO)]
     assert whole == ChatResponse("Never mix bleach with", finish_reason="stream_cut")
 
 
 @WAYS
-@pytest.mark.parametrize("body", [b"", b": waiting\n\n", b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'])
+@pytest.mark.parametrize("body", [b"", b": waiting\n\n", b"data: %b\n\n"])
 async def test_the_call_fails_when_a_stream_is_cut_before_the_answer(
-    way: dict[str, object] | None, body: bytes
+    api: Api, way: dict[str, object] | None, body: bytes
 ) -> None:
     """S-LLM-8: there is nothing to keep, and another attempt may succeed."""
+    if b"%b" in body:
+        body %= json.dumps(BEGUN[api]).encode()
     with ModelServer(RawAnswer(body=body, content_type="text/event-stream")) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
+        model = api("m", base_url=server.base_url, api_key="sk-of-a-test", client_options=way)
         with pytest.raises(openai.APIConnectionError, match="without a single piece") as caught:
             _ = [part async for part in model.stream(HELLO)]
     assert fault_of(caught.value) is not None

@@ -42,6 +42,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, object] | None:
 
 
 Way = dict[str, object] | None
+Api = type[OpenAIChatModel]
 
 
 async def test_key_and_options_are_sent_when_given(way: Way) -> None:
@@ -70,9 +71,11 @@ async def test_key_and_options_are_sent_when_given(way: Way) -> None:
     assert request.headers["x-team"] == "blue"
 
 
-async def test_the_environment_decides_when_the_call_is_made(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_decides_when_the_call_is_made(
+    api: Api, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-CONV-22: OPENAI_API_KEY and OPENAI_BASE_URL are read in the process that calls, at the call."""
-    model = OpenAIChatModel("m", client_options=way)
+    model = api("m", client_options=way)
     with ModelServer("hi", api_key=KEY) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -82,28 +85,30 @@ async def test_the_environment_decides_when_the_call_is_made(way: Way, monkeypat
             await model.chat(HELLO)
 
 
-async def test_no_key_is_sent_when_there_is_none() -> None:
+async def test_no_key_is_sent_when_there_is_none(api: Api) -> None:
     """S-CONV-22: an endpoint of one's own may need none."""
     with ModelServer("hi") as server:
-        await OpenAIChatModel("m", base_url=server.base_url).chat(HELLO)
+        await api("m", base_url=server.base_url).chat(HELLO)
         assert "authorization" not in server.requests[0].headers
 
 
-async def test_the_package_client_gets_its_options_when_there_are_some() -> None:
+async def test_the_package_client_gets_its_options_when_there_are_some(api: Api) -> None:
     """S-SET-10: `client_options` are the package's own; what it can do is reached through them."""
     with ModelServer(["hi", "there"], api_key=KEY) as server:
         options = {"project": "p1", "api_key": KEY, "base_url": server.base_url}
-        model = OpenAIChatModel("m", client_options=options)
+        model = api("m", client_options=options)
         assert (await model.chat(HELLO)).text == "hi"
         assert (await model.chat(HELLO)).text == "there"
         assert server.requests[0].headers["openai-project"] == "p1"
         assert "AsyncOpenAI" in server.requests[0].headers["user-agent"]
 
 
-async def test_the_error_tells_what_to_do_when_the_key_is_wrong(way: Way, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_error_tells_what_to_do_when_the_key_is_wrong(
+    api: Api, way: Way, caplog: pytest.LogCaptureFixture
+) -> None:
     """S-ERR-39, S-CONV-22: endpoint and remedy, and the key neither in the error nor in any log."""
     with caplog.at_level(logging.DEBUG), ModelServer("hi", api_key="right") as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, client_options=way)
+        model = api("m", base_url=server.base_url, api_key=KEY, client_options=way)
         with pytest.raises(openai.AuthenticationError) as caught:
             await model.chat(HELLO)
         assert str(caught.value) == (
@@ -113,11 +118,11 @@ async def test_the_error_tells_what_to_do_when_the_key_is_wrong(way: Way, caplog
     assert KEY not in caplog.text
 
 
-async def test_the_error_names_the_endpoint_when_nobody_listens(way: Way) -> None:
+async def test_the_error_names_the_endpoint_when_nobody_listens(api: Api, way: Way) -> None:
     """S-ERR-31: an unreachable endpoint is the package's connection error, with the place and what to check."""
     with closed_port() as port:
         gone = f"http://127.0.0.1:{port}/v1"
-        model = OpenAIChatModel("m", base_url=gone, client_options=way)
+        model = api("m", base_url=gone, client_options=way)
         with pytest.raises(
             openai.APIConnectionError, match=f"Cannot reach endpoint {gone}: .*Check that it is running"
         ):
@@ -127,63 +132,63 @@ async def test_the_error_names_the_endpoint_when_nobody_listens(way: Way) -> Non
                 pass
 
 
-async def test_a_failed_call_is_not_repeated_when_nothing_else_was_asked(way: Way) -> None:
+async def test_a_failed_call_is_not_repeated_when_nothing_else_was_asked(api: Api, way: Way) -> None:
     """S-SET-43: `max_retries=None` means none: journal, budget and limits must see every request."""
     options: dict[str, object] | None = None if way is None else {}
     for fault in (Fault(status=500), Fault(status=429, retry_after_s=0), Fault(kind="drop")):
         with ModelServer(fault) as server:
-            model = OpenAIChatModel("m", base_url=server.base_url, client_options=options)
+            model = api("m", base_url=server.base_url, client_options=options)
             with pytest.raises(openai.APIError):
                 await model.chat(HELLO)
             assert len(server.requests) == 1
 
 
-async def test_a_failed_call_is_repeated_when_retries_were_asked_for() -> None:
+async def test_a_failed_call_is_repeated_when_retries_were_asked_for(api: Api) -> None:
     """S-SET-10: `max_retries` counts attempts after the first; the requests are the same."""
     faults = [Fault(status=503, retry_after_s=0), Fault(status=429, retry_after_s=0)]
     with ModelServer([*faults, "hi", *faults, "hi", *faults]) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, max_retries=2)
+        model = api("m", base_url=server.base_url, max_retries=2)
         assert (await model.chat(HELLO)).text == "hi"
         assert server.repeated == 2
         assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi", (), TokenUsage(10, 5), "stop")]
         with pytest.raises(openai.RateLimitError):
-            await OpenAIChatModel("m", base_url=server.base_url, max_retries=1).chat(HELLO)
+            await api("m", base_url=server.base_url, max_retries=1).chat(HELLO)
 
 
-async def test_the_package_client_repeats_when_retries_were_asked_for() -> None:
+async def test_the_package_client_repeats_when_retries_were_asked_for(api: Api) -> None:
     """S-SET-10: the count is handed on."""
     with ModelServer([Fault(status=503, retry_after_s=0.01), "hi"]) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, max_retries=1, client_options={})
+        model = api("m", base_url=server.base_url, max_retries=1, client_options={})
         assert (await model.chat(HELLO)).text == "hi"
 
 
-async def test_a_refusal_is_not_repeated_when_it_would_be_refused_again() -> None:
+async def test_a_refusal_is_not_repeated_when_it_would_be_refused_again(api: Api) -> None:
     """S-SET-10: a wrong request stays wrong."""
     with ModelServer(Fault(status=400, message="too long")) as server:
         with pytest.raises(openai.BadRequestError, match="too long"):
-            await OpenAIChatModel("m", base_url=server.base_url, max_retries=5).chat(HELLO)
+            await api("m", base_url=server.base_url, max_retries=5).chat(HELLO)
         assert len(server.requests) == 1
 
 
-async def test_the_error_says_what_came_when_it_is_no_answer(way: Way) -> None:
+async def test_the_error_says_what_came_when_it_is_no_answer(api: Api, way: Way) -> None:
     """S-ERR-31: a proxy's page is told as such."""
     with ModelServer(Fault(kind="garbage")) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, client_options=way)
+        model = api("m", base_url=server.base_url, client_options=way)
         with pytest.raises(openai.APIResponseValidationError, match="this is not a chat completion"):
             await model.chat(HELLO)
 
 
-async def test_the_call_ends_when_the_model_takes_too_long(way: Way) -> None:
+async def test_the_call_ends_when_the_model_takes_too_long(api: Api, way: Way) -> None:
     """S-SET-10: `timeout` limits the wait for an answer, and for the next piece of a stream."""
     with ModelServer(Fault(kind="silence")) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, timeout=0.1, client_options=way)
+        model = api("m", base_url=server.base_url, timeout=0.1, client_options=way)
         with pytest.raises(openai.APITimeoutError, match=r"gave no answer within 0.1 s. Raise `timeout`"):
             await model.chat(HELLO)
         with pytest.raises(openai.APITimeoutError):
             await anext(model.stream(HELLO))
 
 
-async def test_the_call_ends_when_no_connection_is_made_in_time(way: Way) -> None:
+async def test_the_call_ends_when_no_connection_is_made_in_time(api: Api, way: Way) -> None:
     """S-SET-10: that is the same limit, told with the time that was given."""
     with contextlib.ExitStack() as opened:
         full = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
@@ -191,7 +196,7 @@ async def test_the_call_ends_when_no_connection_is_made_in_time(way: Way) -> Non
             waiting = opened.enter_context(socket.socket())
             waiting.setblocking(False)  # noqa: FBT003  the library's own signature
             waiting.connect_ex(full.getsockname())
-        model = OpenAIChatModel(
+        model = api(
             "m", base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1", api_key=KEY, timeout=0.1, client_options=way
         )
         with pytest.raises(openai.APITimeoutError, match=r"gave no answer within 0.1 s. Raise `timeout`"):
@@ -200,10 +205,10 @@ async def test_the_call_ends_when_no_connection_is_made_in_time(way: Way) -> Non
             await anext(model.stream(HELLO))
 
 
-async def test_fragments_stay_delivered_when_the_stream_is_cut(way: Way) -> None:
+async def test_fragments_stay_delivered_when_the_stream_is_cut(api: Api, way: Way) -> None:
     """S-STR-5: what came before the failure came; the failure is an error."""
     with ModelServer(Reply(text="one two three", cut_after=2)) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, client_options=way)
+        model = api("m", base_url=server.base_url, client_options=way)
         heard: list[str | ChatResponse] = []
 
         async def listen() -> None:
@@ -307,20 +312,20 @@ async def test_the_answer_is_whole_when_the_server_streams_in_its_own_way(
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
 async def test_the_error_is_the_same_for_a_body_however_it_was_asked_for(
-    way: Way, body: bytes, kind: type[Exception], content_type: str, *, stream: bool
+    api: Api, way: Way, body: bytes, kind: type[Exception], content_type: str, *, stream: bool
 ) -> None:
     """S-LLM-12, S-LLM-8: the body decides, whatever its content type says."""
     with ModelServer(RawAnswer(body=body, content_type=content_type)) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, client_options=way)
+        model = api("m", base_url=server.base_url, api_key=KEY, client_options=way)
         with pytest.raises(kind) as caught:
             _ = [part async for part in model.stream(HELLO)] if stream else await model.chat(HELLO)
     assert type(caught.value) is kind
 
 
-async def test_the_request_is_dropped_when_the_caller_is_cancelled(way: Way) -> None:
+async def test_the_request_is_dropped_when_the_caller_is_cancelled(api: Api, way: Way) -> None:
     """S-SET-27: cancelling a run drops its model calls in flight."""
     with ModelServer(Fault(kind="silence")) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, client_options=way)
+        model = api("m", base_url=server.base_url, client_options=way)
         task = asyncio.create_task(model.chat(HELLO))
         await asyncio.to_thread(server.wait_in_flight, 1)
         task.cancel()
@@ -342,10 +347,10 @@ async def test_no_pool_stands_in_the_way_when_many_call_at_once() -> None:
         assert server.max_in_flight == 250
 
 
-async def test_a_large_conversation_is_sent_when_it_has_megabytes() -> None:
+async def test_a_large_conversation_is_sent_when_it_has_megabytes(api: Api) -> None:
     """S-CONV-21: content is carried whole, whatever its size."""
     with ModelServer("hi") as server:
-        await OpenAIChatModel("m", base_url=server.base_url).chat([ChatMessage("user", "x" * 3_000_000)])
+        await api("m", base_url=server.base_url).chat([ChatMessage("user", "x" * 3_000_000)])
         assert len(server.requests[0].text) == 3_000_000
 
 
@@ -388,10 +393,10 @@ def test_no_sdk_is_loaded_and_nothing_is_left_when_all_goes_well() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-async def test_the_effect_is_named_when_a_request_is_part_of_one(way: Way) -> None:
+async def test_the_effect_is_named_when_a_request_is_part_of_one(api: Api, way: Way) -> None:
     """S-DUR-27: the same header on every repetition, streamed or not; none outside an effect."""
     with ModelServer(["a", "b", "c", "d"]) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, client_options=way)
+        model = api("m", base_url=server.base_url, api_key=KEY, client_options=way)
         with use_effect_key("effect-1"):
             await model.chat(HELLO)
             await model.chat(HELLO)
@@ -403,19 +408,19 @@ async def test_the_effect_is_named_when_a_request_is_part_of_one(way: Way) -> No
     assert sent == ["effect-1", "effect-1", "effect-2", None]
 
 
-async def test_the_key_is_the_same_when_the_client_repeats_a_request() -> None:
+async def test_the_key_is_the_same_when_the_client_repeats_a_request(api: Api) -> None:
     """S-DUR-27: a retry is the same effect."""
     with ModelServer([Fault(status=503, retry_after_s=0), "hi"]) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, max_retries=1)
+        model = api("m", base_url=server.base_url, api_key=KEY, max_retries=1)
         with use_effect_key("effect-1"):
             assert (await model.chat(HELLO)).text == "hi"
         assert [request.headers["idempotency-key"] for request in server.requests] == ["effect-1", "effect-1"]
 
 
-async def test_a_users_own_key_is_sent_when_there_is_one(way: Way) -> None:
+async def test_a_users_own_key_is_sent_when_there_is_one(api: Api, way: Way) -> None:
     """S-DUR-27: what the user says of headers holds."""
     with ModelServer("hi") as server:
-        model = OpenAIChatModel(
+        model = api(
             "m",
             base_url=server.base_url,
             api_key=KEY,

@@ -27,19 +27,31 @@ CITY = JsonSchema("City", {"type": "object"})
 #: Both ways to the endpoint: the lean client, and the package's own.
 WAYS = [None, {"max_retries": 0}]
 NAMED = {"type": "function", "function": {"name": "look"}}
+LOOK_CHOICE = {"type": "function", "name": "look"}
 
 Make = Callable[..., OpenAIChatModel]
+Api = type[OpenAIChatModel]
+
+
+def sent_form(api: Api, choice: object) -> object:
+    """A choice of tools as that API gets it: the Responses API has no object around a tool (S-RSP-6)."""
+    if api is OpenAIChatModel or not isinstance(choice, dict):
+        return choice
+    outer = cast("dict[str, object]", choice)
+    inner = cast("dict[str, object]", outer.get(str(outer["type"]), {}))
+    members = {name: [LOOK_CHOICE] if name == "tools" else value for name, value in inner.items()}
+    return {"type": outer["type"], **members}
 
 
 @pytest.fixture(params=WAYS, ids=["lean", "client"])
-def make(request: pytest.FixtureRequest) -> Make:
+def make(request: pytest.FixtureRequest, api: Api) -> Make:
     """Makes models of a name of this test's own: what is remembered is remembered for the process."""
     way = cast("dict[str, object] | None", request.param)
     name = request.node.name
 
     def made(server: ModelServer | str, **options: object) -> OpenAIChatModel:
         url = server if isinstance(server, str) else server.base_url
-        return OpenAIChatModel(
+        return api(
             name,
             base_url=url,
             **{"api_key": KEY, "client_options": way, **options},  # type: ignore[arg-type]  # options of a model
@@ -63,7 +75,7 @@ async def said(model: OpenAIChatModel, *messages: ChatMessage) -> str:
     ],
     ids=json.dumps,
 )
-async def test_options_about_tools_are_sent_with_tools_alone(make: Make, options: dict[str, object]) -> None:
+async def test_options_about_tools_are_sent_with_tools_alone(make: Make, api: Api, options: dict[str, object]) -> None:
     """S-LLM-25: not with answers, corrections, schemas and streams without tools; other options are in all requests."""
     with ModelServer("ok") as server:
         model = make(server, temperature=0, **options)
@@ -74,7 +86,9 @@ async def test_options_about_tools_are_sent_with_tools_alone(make: Make, options
         *without, with_tools = (request.body for request in server.requests)
     about_tools = cast("dict[str, object]", options.get("extra_body", options))
     assert [name for body in without for name in about_tools if name in body] == []
-    assert {name: with_tools[name] for name in about_tools} == about_tools
+    assert {name: with_tools[name] for name in about_tools} == {
+        name: sent_form(api, value) for name, value in about_tools.items()
+    }
     assert {body["temperature"] for body in (*without, with_tools)} == {0}
 
 
@@ -98,7 +112,9 @@ _LOOK_ALONE = [{"type": "function", "function": {"name": "look"}}]
     ],
     ids=json.dumps,
 )
-async def test_a_forced_choice_ends_with_the_first_tool_result(make: Make, choice: object, later: object) -> None:
+async def test_a_forced_choice_ends_with_the_first_tool_result(
+    make: Make, api: Api, choice: object, later: object
+) -> None:
     """S-LLM-26: then the model may answer; a choice that does not force a call stays."""
     with ModelServer("ok") as server:
         model = make(server, tool_choice=choice, parallel_tool_calls=False)
@@ -106,8 +122,8 @@ async def test_a_forced_choice_ends_with_the_first_tool_result(make: Make, choic
         await model.chat([RULES, HELLO, CALLED, RESULT], LOOK)
         [part async for part in model.stream([RULES, HELLO, CALLED, RESULT, HELLO], LOOK)]
         first, *others = (request.body for request in server.requests)
-    assert first["tool_choice"] == choice
-    assert [body.get("tool_choice") for body in others] == [later, later]
+    assert first["tool_choice"] == sent_form(api, choice)
+    assert [body.get("tool_choice") for body in others] == [sent_form(api, later)] * 2
     assert {body["parallel_tool_calls"] for body in (first, *others)} == {False}
 
 
@@ -142,14 +158,17 @@ async def test_a_local_model_gets_options_about_tools_with_tools(monkeypatch: py
         ("#part", {}, ""),
     ],
 )
-async def test_the_query_stays_behind_the_path(make: Make, ending: str, query: Mapping[str, object], path: str) -> None:
+async def test_the_query_stays_behind_the_path(
+    make: Make, api: Api, ending: str, query: Mapping[str, object], path: str
+) -> None:
     """S-LLM-27: of `base_url` and of `extra_query`, for answers and streams; nothing of it is in the body."""
     with ModelServer("ok") as server:
         model = make(f"{server.base_url}{ending}", extra_query=query)
         await model.chat([HELLO])
         await said(model, HELLO)
         paths = [request.path.replace("a+b", "a%20b") for request in server.requests]
-        assert paths == [f"/v1/chat/completions{path}"] * 2
+        resource = "chat/completions" if api is OpenAIChatModel else "responses"
+        assert paths == [f"/v1/{resource}{path}"] * 2
         assert all("extra_query" not in request.body for request in server.requests)
         assert model.endpoint_id.startswith(f"{server.base_url} ")
         assert pickle.loads(pickle.dumps(model)) == model  # noqa: S301  our own bytes

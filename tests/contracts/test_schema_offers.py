@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import openai
 import pytest
@@ -15,6 +15,7 @@ from ensemble_ray import (
     JsonSchema,
     LocalChatModel,
     OpenAIChatModel,
+    OpenAIResponsesModel,
     RateLimit,
     RateLimitedChatModel,
     StructuredChatModel,
@@ -30,7 +31,7 @@ CITY = JsonSchema(
     strict=True,
 )
 TRIP = JsonSchema("Trip", {"type": "object", "additionalProperties": {"type": "integer"}})
-SENT = {"type": "json_schema", "json_schema": {"name": "City", "schema": CITY.schema, "strict": True}}
+SENT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "City", "schema": CITY.schema, "strict": True}}
 #: Both ways to the endpoint: the lean client, and the package's own.
 WAYS = [None, {"max_retries": 0}]
 REFUSALS = [
@@ -46,13 +47,13 @@ Make = Callable[..., OpenAIChatModel]
 
 
 @pytest.fixture(params=WAYS, ids=["lean", "client"])
-def make(request: pytest.FixtureRequest) -> Make:
+def make(request: pytest.FixtureRequest, api: type[OpenAIChatModel]) -> Make:
     """Makes models of a name of this test's own: what is remembered is remembered for the process."""
     way = cast("dict[str, object] | None", request.param)
     name = request.node.name
 
     def made(server: ModelServer, **options: object) -> OpenAIChatModel:
-        return OpenAIChatModel(
+        return api(
             name,
             base_url=server.base_url,
             api_key="sk-of-a-test",
@@ -77,7 +78,12 @@ async def test_the_schema_is_sent_beside_an_unchanged_conversation(make: Make) -
         await model.chat(HELLO)
         first, second, plain = server.requests
     assert first.response_format == SENT
-    assert first.body == second.body == {**plain.body, "response_format": SENT}
+    member = (
+        {"text": {"format": {"type": "json_schema", **SENT["json_schema"]}}}
+        if first.is_response
+        else {"response_format": SENT}
+    )
+    assert first.body == second.body == {**plain.body, **member}
 
 
 @pytest.mark.parametrize("fault", REFUSALS, ids=lambda fault: f"{fault.status}-{fault.message[:12]}")
@@ -90,7 +96,7 @@ async def test_an_endpoint_that_refuses_schemas_is_asked_without_from_then_on(
         assert (await model.chat_structured(HELLO, CITY)).text == "ok"
         assert (await model.chat_structured(HELLO, TRIP)).text == "ok"
         assert forms(server) == [True, False, False]
-        other = OpenAIChatModel(f"other {model.model}", base_url=server.base_url, api_key="k")
+        other = type(model)(f"other {model.model}", base_url=server.base_url, api_key="k")
         await other.chat_structured(HELLO, CITY)
         assert forms(server)[3:] == [True, False]
     lines = [message for message in caplog.messages if "does not take JSON schemas" in message]
@@ -182,8 +188,12 @@ async def test_other_failures_are_the_calls_own_when_a_schema_was_sent(make: Mak
     ],
     ids=["switched off", "own form", "own form in the body"],
 )
-async def test_no_schema_is_sent_when_the_user_wants_none(make: Make, options: dict[str, object]) -> None:
-    """S-OUT-47, S-OUT-51."""
+async def test_no_schema_is_sent_when_the_user_wants_none(
+    make: Make, api: type[OpenAIChatModel], options: dict[str, object]
+) -> None:
+    """S-OUT-47, S-OUT-51, S-RSP-7."""
+    if api is OpenAIResponsesModel and "extra_body" in options:
+        options = {"extra_body": {"text": {"format": {"type": "json_object"}}}}
     with ModelServer("ok") as server:
         model = make(server, **options)
         assert (await model.chat_structured(HELLO, CITY)).text == "ok"

@@ -46,7 +46,11 @@ def doctor(
     *,
     llm: Annotated[
         str | None,
-        Option("--llm", metavar="MODEL", help="Ask that model for one word: openai:NAME, local, local:PATH.gguf."),
+        Option(
+            "--llm",
+            metavar="MODEL",
+            help="Ask that model for one word: openai:NAME, openai-responses:NAME, local, local:PATH.gguf.",
+        ),
     ] = None,
     ray: Annotated[bool, Option("--ray/--no-ray", help="Start a small run on Ray (about 10 s).")] = True,
     cluster: Annotated[

@@ -77,7 +77,7 @@ def map_items(
             "--model",
             "--llm",
             metavar="MODEL",
-            help="openai:NAME, local, local:PATH.gguf; default: openai:gpt-4o-mini.",
+            help="openai:NAME, openai-responses:NAME, local, local:PATH.gguf; default: openai:gpt-4o-mini.",
         ),
     ] = None,
     concurrency: Annotated[

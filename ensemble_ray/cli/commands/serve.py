@@ -87,7 +87,10 @@ def mcp(
     *,
     runtime: options.RuntimeChoice = None,
     llm: Annotated[
-        str | None, Option("--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, local.")
+        str | None,
+        Option(
+            "--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, openai-responses:NAME, local."
+        ),
     ] = None,
 ) -> int:
     """Serve teams as tools of an MCP server, over standard input and output.

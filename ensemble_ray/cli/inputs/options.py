@@ -37,7 +37,11 @@ InputsFile = Annotated[
 ]
 Llm = Annotated[
     str | None,
-    Option("--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, local, local:PATH.gguf."),
+    Option(
+        "--llm",
+        metavar="MODEL",
+        help="A model in place of every other: openai:NAME, openai-responses:NAME, local, local:PATH.gguf.",
+    ),
 ]
 Workflow = Annotated[WorkflowName | None, Option("--workflow", help="In place of the team's own workflow.")]
 RuntimeChoice = Annotated[RuntimeName | None, Option("--runtime", help="Default: ENSEMBLE_RAY_RUNTIME, else ray.")]

@@ -1,4 +1,4 @@
-"""Calls of one endpoint of the chat-completions protocol, with retries and errors of the provider."""
+"""Calls of one endpoint of a protocol of models, with retries and errors of the provider."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ensemble_ray.llm.protocol import transport as lean_transport
 from ensemble_ray.llm.protocol.request import MessageRoles, RequestForm, SchemaOffer, SystemRole, is_refused_role
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.protocol.wire import (
+    CHAT_COMPLETIONS,
     ERROR_BODY_BYTES,
-    STREAM_END,
     AnswerFailedError,
     AnswerLimits,
+    Assembler,
+    ModelApi,
     SseParser,
-    StreamAssembler,
     TooMuchError,
     WireError,
     begin_of_body,
-    decode_completion,
     is_event_stream,
 )
 from ensemble_ray.process.context import EFFECT_KEY
@@ -66,19 +66,23 @@ class Endpoint:
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     transport: Transport = lean_transport
     system_role: SystemRole | None = None  # None: the first refusal decides
+    api: ModelApi = CHAT_COMPLETIONS
     origin: CallOrigin = field(init=False)
     sender: str = field(init=False)  # as `ProviderFields.origin`
 
     def __post_init__(self) -> None:
-        origin = CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
+        path = self.api.path
+        origin = CallOrigin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s, path=path)
         object.__setattr__(self, "origin", origin)
-        object.__setattr__(self, "sender", f"{origin.endpoint} {self.model}")
+        # What an endpoint accepts, and what it sends, depends on the protocol.
+        place = origin.endpoint if self.api is CHAT_COMPLETIONS else f"{origin.endpoint}{path}"
+        object.__setattr__(self, "sender", f"{place} {self.model}")
 
     def complete(
         self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None
     ) -> Awaitable[ChatResponse]:
         """Return the answer, or raise an `openai.APIError`. `encode` returns the body for message roles."""
-        return self._call(RequestForm(encode, self.sender, self.system_role, offer), self._decode)
+        return self._call(RequestForm(encode, self.sender, self.system_role, offer, self.api.learn), self._decode)
 
     def fetch(self, body: bytes, read: Callable[[bytes], R]) -> Awaitable[R]:
         """Return the answer of another resource; `read` decodes it, or raises `WireError`."""
@@ -120,7 +124,10 @@ class Endpoint:
         """Yield fragments, then the whole answer. `body_with` takes the roles, and whether to request usage."""
         attempt = 0
         form = RequestForm(
-            lambda roles: body_with(roles, self.url not in _without_usage), self.sender, self.system_role
+            lambda roles: body_with(roles, self.url not in _without_usage),
+            self.sender,
+            self.system_role,
+            learn=self.api.learn,
         )
         while True:
             attempt += 1
@@ -158,11 +165,11 @@ class Endpoint:
 
     def _decode(self, body: bytes) -> ChatResponse:
         if not is_event_stream(begin_of_body(body)):
-            return decode_completion(body, self.limits, self.sender)
-        assembler, parser = StreamAssembler(self.limits, self.sender), SseParser(self.limits)
+            return self.api.decode(body, self.limits, self.sender)
+        assembler, parser = self.api.assembler(self.limits, self.sender), SseParser(self.limits)
         for data in chain(parser.feed(body), parser.finish()):
             assembler.feed_data(data)
-            if data.strip() == STREAM_END:
+            if assembler.is_ended:
                 break
         return assembler.finish()
 
@@ -183,8 +190,8 @@ class Endpoint:
                         yield whole.text
                     yield whole
                     return
-                assembler = StreamAssembler(self.limits, self.sender)
-                async for data in _stream_events(pieces, self.limits):
+                assembler = self.api.assembler(self.limits, self.sender)
+                async for data in _stream_events(pieces, self.limits, assembler):
                     fragment = assembler.feed_data(data)
                     if assembler.reasoning_fragment:
                         yield Reasoning(assembler.reasoning_fragment)
@@ -232,12 +239,15 @@ class Endpoint:
         )
 
 
-async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
+async def _stream_events(
+    pieces: AsyncIterator[bytes], limits: AnswerLimits, assembler: Assembler
+) -> AsyncIterator[bytes]:
+    """Yield events until the assembler, which the caller feeds, has the whole answer."""
     parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):
             yield data
-            if data.strip() == STREAM_END:
+            if assembler.is_ended:
                 return
     for data in parser.finish():
         yield data

@@ -11,7 +11,7 @@ from typing import Literal, cast
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.bodies import CLIENT_ERROR, SERVER_ERROR
 from ensemble_ray.llm.failures import CallFailure
-from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
+from ensemble_ray.llm.protocol.wire import CHAT_COMPLETIONS, ModelApi, encode_request, json_bytes
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.messages import ChatMessage, JsonSchema, Role, ToolSpec
 
@@ -29,8 +29,9 @@ _SYSTEM = re.compile(
 )
 _NEGATIVE = re.compile(rb"\bnot\b|n't|cannot|unsupported|invalid|unexpected|unknown|\bonly\b|\bmust\b|\bshould\b")
 
+_MEMBER_REFUSALS = frozenset({400, 404, 422})
 _SCHEMA_REFUSALS = frozenset({400, 404, 422, 501})  # a router without a model for schemas answers 404
-_SCHEMA_MODE = (b"response_format", b"json_schema", b"structured output")
+_SCHEMA_MODE = (b"response_format", b"text.format", b"json_schema", b"structured output")
 _INVALID_SCHEMA = b"invalid schema"  # the endpoint supports other schemas
 
 #: Only this library sets these.
@@ -87,8 +88,9 @@ class RequestForm:
         place: str,
         declared: SystemRole | None = None,
         offer: SchemaOffer | None = None,
+        learn: Callable[[bytes, str], str] | None = None,
     ) -> None:
-        """`encode` returns the body for roles; `place` is endpoint and model."""
+        """`encode` returns the body for roles; `place` is endpoint and model; `learn` is that of a `ModelApi`."""
         self._encode = encode
         self._place = place
         self._declared = declared
@@ -96,6 +98,8 @@ class RequestForm:
         self._roles = known if declared is None else replace(known, system=declared)
         self._refused_roles: CallFailure | None = None
         self._schema = None if offer is None else _OfferedSchema(offer, place)
+        self._learn = learn
+        self._learned: set[str] = set()
 
     @property
     def body(self) -> bytes:
@@ -104,6 +108,11 @@ class RequestForm:
 
     def adapt(self, failure: CallFailure) -> bool:
         """Return False if no other form can help."""
+        if self._learn is not None and failure.status in _MEMBER_REFUSALS:
+            learned = self._learn(_text_of(failure), self._place)
+            if learned and learned not in self._learned:  # otherwise it was not sent
+                self._learned.add(learned)
+                return True
         if self._schema is not None and self._schema.adapt(failure):
             return True
         if not is_refused_role(failure):
@@ -158,10 +167,12 @@ class RequestOptions:
     always: bytes
     with_tools: bytes = b""
     after_result: bytes = b""  # after the first tool result (S-LLM-26)
+    form: bytes = b""  # a member that a `SchemaOffer` brings along
+    api: ModelApi = CHAT_COMPLETIONS
 
     @classmethod
-    def of(cls, model: str, options: Mapping[str, object], what: str) -> RequestOptions:
-        """Options about tools are for requests with tools only (S-LLM-25)."""
+    def of(cls, model: str, options: Mapping[str, object], what: str, *, form: str = "") -> RequestOptions:
+        """Options about tools are for requests with tools only (S-LLM-25); the option `form` is kept apart."""
         for name in sorted(_OWN_MEMBERS & options.keys()):
             raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
         for name, value in options.items():
@@ -172,11 +183,15 @@ class RequestOptions:
                     f"{what}: request option '{name}' must be JSON, got: {type(value).__name__}"
                 ) from None
         about_tools = {name: value for name, value in options.items() if name in _TOOL_OPTIONS}
-        others = {name: value for name, value in options.items() if name not in _TOOL_OPTIONS}
+        others = {name: value for name, value in options.items() if name not in {*_TOOL_OPTIONS, form}}
         later = {name: value for name, value in about_tools.items() if name != "tool_choice"}
         if (choice := _free_choice(about_tools.get("tool_choice"))) is not None:
             later["tool_choice"] = choice
-        return cls(json_bytes({"model": model, **others})[1:-1], json_bytes(about_tools)[1:-1], json_bytes(later)[1:-1])
+        apart = {form: options[form]} if options.get(form) else {}
+        always, with_tools, after_result, kept = (
+            json_bytes(each)[1:-1] for each in ({"model": model, **others}, about_tools, later, apart)
+        )
+        return cls(always, with_tools, after_result, kept)
 
     def encode(
         self,
@@ -186,15 +201,16 @@ class RequestOptions:
         *,
         suffix: bytes = b"",
         origin: str = "",
+        has_offer: bool = False,
     ) -> bytes:
         """`suffix` has members such as `"stream":true`."""
         about_tools = b""
         if tools and (self.with_tools or self.after_result):
             has_result = any(message.role == "tool" for message in messages)
             about_tools = self.after_result if has_result else self.with_tools
-        members = b",".join((about_tools, suffix)) if about_tools and suffix else about_tools or suffix
+        members = b",".join([each for each in (about_tools, b"" if has_offer else self.form, suffix) if each])
         sent = messages if roles == STANDARD_ROLES else roles.arrange(messages)
-        return encode_request(self.always, sent, tools, suffix=members, origin=origin)
+        return encode_request(self.always, sent, tools, suffix=members, origin=origin, api=self.api)
 
 
 def _free_choice(choice: object) -> object:
@@ -206,6 +222,8 @@ def _free_choice(choice: object) -> object:
     if isinstance(allowed, dict):
         # From now on the model may answer; the set of tools stays.
         return {**members, "allowed_tools": {**cast("Mapping[str, object]", allowed), "mode": "auto"}}
+    if members.get("type") == "allowed_tools":  # of the Responses API
+        return {**members, "mode": "auto"}
     return members if members.get("type") in _FREE_CHOICES else None
 
 
@@ -213,6 +231,7 @@ def _free_choice(choice: object) -> object:
 class SchemaOffer:
     schema: JsonSchema
     is_declared: bool = False  # otherwise the first call decides
+    text: Mapping[str, object] | None = None  # of the Responses API: the member that gets the schema as its `format`
 
 
 class _OfferedSchema:
@@ -220,7 +239,12 @@ class _OfferedSchema:
         self._offer = offer
         self._place = place
         schema = {"name": offer.schema.name, "schema": offer.schema.schema, "strict": offer.schema.strict}
-        self._member = b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": schema})
+        self._otherwise = b""
+        if offer.text is None:
+            self._member = b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": schema})
+        else:
+            self._member = b'"text":' + json_bytes({**offer.text, "format": {"type": "json_schema", **schema}})
+            self._otherwise = b'"text":' + json_bytes(offer.text) if offer.text else b""
         self._name = f"{place} {sha256(self._member).hexdigest()}"
         self._refusal: CallFailure | None = None
         self.begin()
@@ -229,7 +253,8 @@ class _OfferedSchema:
         self._is_sent = self._place not in _refused and self._name not in _refused
 
     def add_to(self, body: bytes) -> bytes:
-        return b"".join((body[:-1], b",", self._member, b"}")) if self._is_sent else body
+        member = self._member if self._is_sent else self._otherwise
+        return b"".join((body[:-1], b",", member, b"}")) if member else body
 
     def adapt(self, failure: CallFailure) -> bool:
         if not self._is_sent or not is_refused_schema(failure):

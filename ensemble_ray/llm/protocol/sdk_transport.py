@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PATH = "/chat/completions"
-
 
 class SdkClients:
     """The clients of one model, one per event loop; they are not pickled."""
@@ -57,6 +55,7 @@ class SdkClients:
 class SdkTransport:
     clients: SdkClients
     connection: Mapping[str, object]
+    path: str  # below the base URL
 
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
@@ -79,11 +78,12 @@ class SdkTransport:
         stream: bool = True,
     ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
         resource, _, query = url.partition("?")
-        connection = {"base_url": resource.removesuffix(_PATH), "timeout": timeout_s, **self.connection}
+        connection = {"base_url": resource.removesuffix(self.path), "timeout": timeout_s, **self.connection}
         client = await self.clients.get(connection)
         deadline_s = asyncio.get_running_loop().time() + limits.time_s
         with _failures():
-            response = await _in_time(_post(client, body, query, headers, limits, stream=stream), deadline_s, limits)
+            sent = _post(client, f"{self.path}?{query}", body, headers, limits, stream=stream)
+            response = await _in_time(sent, deadline_s, limits)
         try:
             pieces = _read(response, deadline_s, limits)
             whole = b"" if stream else b"".join([piece async for piece in pieces])
@@ -93,7 +93,7 @@ class SdkTransport:
 
 
 async def _post(
-    client: AsyncOpenAI, body: bytes, query: str, headers: Mapping[str, str], limits: AnswerLimits, *, stream: bool
+    client: AsyncOpenAI, resource: str, body: bytes, headers: Mapping[str, str], limits: AnswerLimits, *, stream: bool
 ) -> Response:
     from httpx2 import Response
     from openai import AsyncStream
@@ -104,10 +104,11 @@ async def _post(
     sent = {"Accept-Encoding": "gzip, deflate"}
     if IDEMPOTENCY_KEY in headers and IDEMPOTENCY_KEY not in client.default_headers:
         sent[IDEMPOTENCY_KEY] = headers[IDEMPOTENCY_KEY]
+    path, _, query = resource.partition("?")
     with guard_answers(limits, stream=stream):
         # `Response` is returned unchanged, also for a stream.
         answered: object = await client.post(
-            _PATH,
+            path,
             body=json.loads(body),
             cast_to=Response,
             options={"headers": sent, "params": dict(parse_qsl(query, keep_blank_values=True))},

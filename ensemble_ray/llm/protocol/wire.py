@@ -1,5 +1,7 @@
 """The chat-completions protocol as bytes: encodes requests, and decodes whole and streamed answers.
 
+`ModelApi` names what another protocol of models does in its own way; the rest of this module serves both.
+
 For any content of an answer, decoding raises no other error than `WireError` and `TooMuchError`.
 """
 
@@ -10,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.process.concurrency import new_lock
@@ -62,8 +64,8 @@ _ENDS = frozenset({"stop", "tool_calls"})
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
-#: Ids of the message's tool calls, and whether it contains its provider's members.
-_Form = tuple[tuple[str, ...], bool]
+#: Ids of the message's tool calls, whether it contains its provider's members, and the name of the protocol's form.
+MessageForm = tuple[tuple[str, ...], bool, str]
 
 
 class TooMuchError(ValueError):
@@ -144,7 +146,10 @@ class EncodedPieces:
         cached = self.known.get(key)
         if cached is not None:
             return cached[1]
-        encoded = json_bytes(data_of(value))
+        data = data_of(value)
+        encoded = json_bytes(data)
+        if isinstance(data, list):  # the items of one message
+            encoded = encoded[1:-1]
         with self._lock:
             if key not in self.known:
                 self.known[key] = (value, encoded)
@@ -158,38 +163,63 @@ class EncodedPieces:
 _pieces = EncodedPieces(4 * 1024 * 1024)  # about a thousand messages of a long tool loop
 
 
+class Assembler(Protocol):
+    """Makes one answer from the events of a stream."""
+
+    reasoning_fragment: str  # of the last event
+    is_ended: bool  # the rest of the stream is not part of the answer
+
+    def feed_data(self, data: bytes) -> str:
+        """Return the text fragment of an event, or ""."""
+        ...
+
+    def finish(self) -> ChatResponse: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelApi:
+    path: str  # below the base URL
+    conversation: bytes  # the member with the messages
+    items_of: Callable[[MessageForm, ChatMessage], list[dict[str, object]]]
+    tool_of: Callable[[ToolSpec], dict[str, object]]
+    decode: Callable[[bytes, AnswerLimits, str], ChatResponse]
+    assembler: Callable[[AnswerLimits, str], Assembler]
+    #: returns the name of the form of messages for an origin, and members of its requests
+    form_for: Callable[[str], tuple[str, bytes]] | None = None
+    #: notes what the text of a failure refuses, for later requests to an origin; returns its name, or ""
+    learn: Callable[[bytes, str], str] | None = None
+
+
 def encode_request(
-    prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b"", origin: str = ""
+    prefix: bytes,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec],
+    *,
+    suffix: bytes = b"",
+    origin: str = "",
+    api: ModelApi | None = None,
 ) -> bytes:
     """Return the request's body. `prefix` and `suffix` are members, such as `"stream":true`.
 
     Only the `origin`, endpoint and model, gets the members that it sent with earlier answers (S-LLM-9).
     """
-    forms = _forms(messages, origin)
+    api = api or CHAT_COMPLETIONS
+    form_name, members = ("", b"") if api.form_for is None else api.form_for(origin)
+    forms = _forms(messages, origin, form_name)
     if len(messages) > _FIRST_TURN:
         known, encoded = _pieces.known, list[bytes]()
         for message, form in zip(messages, forms, strict=True):
             held = known.get((id(message), form))  # most messages were part of the request before
-            encoded.append(_pieces.get(message, partial(_members, form), form) if held is None else held[1])
+            encoded.append(_pieces.get(message, partial(api.items_of, form), form) if held is None else held[1])
         sent = b"[%b]" % b",".join(encoded)
     else:
-        sent = json_bytes([_members(form, message) for message, form in zip(messages, forms, strict=True)])
-    body = [b"{", prefix, b',"messages":', sent]
+        listed = [api.items_of(form, message) for message, form in zip(messages, forms, strict=True)]
+        sent = json_bytes([item for items in listed for item in items])
+    body = [b"{", prefix, b",", api.conversation, b":", sent]
+    if members:
+        body += [b",", members]
     if tools:
-        described = [
-            _pieces.get(
-                tool,
-                lambda each: {
-                    "type": "function",
-                    "function": {
-                        "name": each.name,
-                        "description": each.description,
-                        "parameters": each.parameters or {"type": "object", "properties": {}},
-                    },
-                },
-            )
-            for tool in tools
-        ]
+        described = [_pieces.get(tool, api.tool_of, api.path) for tool in tools]
         body += [b',"tools":[', b",".join(described), b"]"]
     if suffix:
         body += [b",", suffix]
@@ -206,9 +236,9 @@ def json_bytes(value: object) -> bytes:
         return whole_text(text).encode()
 
 
-def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
+def _forms(messages: Sequence[ChatMessage], origin: str, name: str) -> list[MessageForm]:
     """Create ids of nine characters for calls without a unique one (S-LLM-10)."""
-    forms: list[_Form] = []
+    forms: list[MessageForm] = []
     used: set[str] = set()
     waiting: dict[str, deque[str]] = {}  # model's id -> sent ids of calls without a result
     replaced = 0
@@ -228,30 +258,27 @@ def _forms(messages: Sequence[ChatMessage], origin: str) -> list[_Form]:
         elif message.tool_call_id is not None:
             calls = waiting.get(message.tool_call_id)
             ids.append(calls.popleft() if calls else message.tool_call_id)
-        forms.append((tuple(ids), fields is not None and bool(origin) and fields.origin == origin))
+        forms.append((tuple(ids), fields is not None and bool(origin) and fields.origin == origin, name))
     return forms
 
 
-def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
-    ids, has_fields = form
+def _members(form: MessageForm, message: ChatMessage) -> dict[str, object]:
+    ids, has_fields, _ = form
     fields = message.provider_fields if has_fields else None
     data: dict[str, object] = {"role": message.role, "content": message.content}
     if fields is not None:
-        data |= members_of_message(_object_in(fields.message), has_calls=bool(message.tool_calls))
+        data |= members_of_message(object_in(fields.message), has_calls=bool(message.tool_calls))
     if message.tool_calls:
         if not (message.content or "").strip():
             data["content"] = None  # strict servers refuse an empty text (S-LLM-9)
         more = () if fields is None else fields.tool_calls
         calls: list[dict[str, object]] = []
         for number, (call, sent) in enumerate(zip(message.tool_calls, ids, strict=True)):
-            own = _object_in(more[number]) if number < len(more) else {}
+            own = object_in(more[number]) if number < len(more) else {}
             function = own.get("function")
-            inner = _without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
-            arguments = call.arguments if call.arguments.strip() else "{}"
-            if not _is_object(arguments):  # servers refuse it in a history
-                arguments = _encode({"unparsable": arguments})
-            members = {"name": call.name, "arguments": arguments, **inner}
-            calls.append({"id": sent, "type": "function", "function": members, **_without(own, _OF_CALL)})
+            inner = without(cast("Mapping[str, object]", function), _OF_FUNCTION) if isinstance(function, dict) else {}
+            members = {"name": call.name, "arguments": arguments_in_history(call), **inner}
+            calls.append({"id": sent, "type": "function", "function": members, **without(own, _OF_CALL)})
         data["tool_calls"] = calls
     elif message.content is None:
         data["content"] = ""
@@ -263,7 +290,25 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
     return data
 
 
-def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+def _tool(tool: ToolSpec) -> dict[str, object]:
+    return {"type": "function", "function": description_of(tool)}
+
+
+def description_of(tool: ToolSpec) -> dict[str, object]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters or {"type": "object", "properties": {}},
+    }
+
+
+def arguments_in_history(call: ToolCall) -> str:
+    """Servers refuse a history whose arguments are not a JSON object."""
+    arguments = call.arguments if call.arguments.strip() else "{}"
+    return arguments if _is_object(arguments) else _encode({"unparsable": arguments})
+
+
+def without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
     if known.issuperset(data):
         return {}
     return {name: value for name, value in data.items() if name not in known and value is not None}
@@ -271,13 +316,13 @@ def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, obj
 
 def members_of_message(message: Mapping[str, object], *, has_calls: bool) -> dict[str, object]:
     """Return the members that only the provider knows; those with reasoning only for tool calls (S-LLM-9)."""
-    found = _without(message, _OF_MESSAGE)
+    found = without(message, _OF_MESSAGE)
     return found if has_calls else {n: v for n, v in found.items() if not n.startswith(("reasoning", "thinking"))}
 
 
 def members_of_call(entry: Mapping[str, Any]) -> dict[str, object]:
-    inner = _without(entry.get("function") or {}, _OF_FUNCTION)
-    return {**_without(entry, _OF_CALL), **({"function": inner} if inner else {})}
+    inner = without(entry.get("function") or {}, _OF_FUNCTION)
+    return {**without(entry, _OF_CALL), **({"function": inner} if inner else {})}
 
 
 def provider_fields(
@@ -292,7 +337,7 @@ def provider_fields(
     return ProviderFields(origin=origin, message=texts[0], tool_calls=tuple(texts[1:]))
 
 
-def _object_in(text: str) -> dict[str, object]:
+def object_in(text: str) -> dict[str, object]:
     try:
         data: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -317,13 +362,17 @@ def parse_json(raw: bytes | str, what: str = "it") -> object:
         raise WireError(f"{what} is not JSON: {format_foreign(text, whole=len(raw))}") from None
 
 
-def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
+def parse_answer(raw: bytes) -> dict[str, Any]:
     if not raw.strip():
         raise AnswerFailedError("the answer has no body")
     data = parse_json(raw)
     if not isinstance(data, dict):
         raise not_a_completion(data)
-    body = cast("dict[str, Any]", data)
+    return cast("dict[str, Any]", data)
+
+
+def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS, origin: str = "") -> ChatResponse:
+    body = parse_answer(raw)
     if has_failed(body):
         raise not_a_completion(body)
     try:
@@ -404,21 +453,23 @@ def not_a_completion(data: object, what: str = "it") -> WireError:
     body = cast("Mapping[str, Any]", entries[0]) if entries and isinstance(entries[0], dict) else None
     found = None if body is None else _error_in(body)
     if body is not None and found:
-        body_error = read_error_body(found)
-        has_ended = body_error.status is None and _is_failure(_first_choice(body).get("finish_reason"))
-        kind = AnswerFailedError if has_ended else WireError
-        error = kind(format_foreign(body_error.message) or _format_data(found))
-        try:
-            error.provider_error = json_bytes({"error": found})
-        except (RecursionError, ValueError):  # as in `provider_fields`
-            error.provider_error = b"{}"
-        return error
+        has_ended = read_error_body(found).status is None and _is_failure(_first_choice(body).get("finish_reason"))
+        return error_of_provider(found, AnswerFailedError if has_ended else WireError)
     if not isinstance(data, dict):
-        return WireError(f"{what} is not a JSON object: {_format_data(data)}")
-    return WireError(f"it has no choices with a message: {_format_data(data)}")
+        return WireError(f"{what} is not a JSON object: {format_data(data)}")
+    return WireError(f"it has no choices with a message: {format_data(data)}")
 
 
-def _format_data(data: object) -> str:
+def error_of_provider(found: object, kind: type[WireError] = WireError) -> WireError:
+    error = kind(format_foreign(read_error_body(found).message) or format_data(found))
+    try:
+        error.provider_error = json_bytes({"error": found})
+    except (RecursionError, ValueError):  # as in `provider_fields`
+        error.provider_error = b"{}"
+    return error
+
+
+def format_data(data: object) -> str:
     try:
         return format_foreign(data if isinstance(data, str) else _encode(data))
     except (RecursionError, ValueError):  # as in `provider_fields`
@@ -504,6 +555,7 @@ def _count(value: object) -> int:
 # Streamed answers. Every step takes time in proportion to its bytes, however they are cut.
 
 STREAM_END = b"[DONE]"
+EMPTY_STREAM = "the stream ended without a single piece of an answer"
 _BOM = b"\xef\xbb\xbf"
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _LONGEST_FIELD = max(map(len, _FIELDS))
@@ -603,12 +655,12 @@ class StreamAssembler:
         self._usage: TokenUsage | None = None
         self._finish_reason: str | None = None
         self._has_begun = False
-        self._is_ended = False
+        self.is_ended = False
 
     def feed_data(self, data: bytes) -> str:
         """Return the text fragment, or ""."""
         if data.strip() == STREAM_END:
-            self._is_ended, self.reasoning_fragment = True, ""
+            self.is_ended, self.reasoning_fragment = True, ""
             return ""
         return self.feed(parse_json(data, _CHUNK))
 
@@ -623,7 +675,7 @@ class StreamAssembler:
         if has_failed(body) or (body.get("error") and read_error_body(body["error"]).message):
             raise not_a_completion(body)
         if "choices" not in body and "usage" not in body:
-            if not _is_ping(body):
+            if not is_ping(body):
                 raise not_a_completion(body)
             return ""
         try:
@@ -705,9 +757,9 @@ class StreamAssembler:
     def finish(self) -> ChatResponse:
         """Return the whole answer, or the part before a cut (S-LLM-8)."""
         calls = [call for _, under in sorted(self._calls.items()) for call in under]
-        text, is_cut = "".join(self._text), not (self._finish_reason or self._is_ended)
+        text, is_cut = "".join(self._text), not (self._finish_reason or self.is_ended)
         if not self._has_begun or (is_cut and not text and not calls):
-            raise AnswerFailedError("the stream ended without a single piece of an answer")
+            raise AnswerFailedError(EMPTY_STREAM)
         check_end(self._finish_reason)
         try:
             members = members_of_message(cast("dict[str, object]", _join(self._members)), has_calls=bool(calls))
@@ -812,5 +864,15 @@ def _join(value: object) -> object:
     return value
 
 
-def _is_ping(body: Mapping[str, Any]) -> bool:
+CHAT_COMPLETIONS = ModelApi(
+    path="/chat/completions",
+    conversation=b'"messages"',
+    items_of=lambda form, message: [_members(form, message)],
+    tool_of=_tool,
+    decode=decode_completion,
+    assembler=StreamAssembler,
+)
+
+
+def is_ping(body: Mapping[str, Any]) -> bool:
     return not body or not _PINGS.isdisjoint((str(body.get("type")).lower(), str(body.get("event")).lower(), *body))

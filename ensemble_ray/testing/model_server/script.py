@@ -54,15 +54,22 @@ class ServedRequest:
         return str(self.body.get("model", ""))
 
     @property
+    def is_response(self) -> bool:
+        """Whether the client uses the Responses API; chat completions otherwise."""
+        return self.path.partition("?")[0].endswith("/responses")
+
+    @property
     def messages(self) -> Sequence[Mapping[str, object]]:
-        """The conversation as sent."""
+        """The conversation as sent; input items of the Responses API in the form of chat completions."""
+        if self.is_response:
+            return _messages_of(cast("list[Mapping[str, object]]", self.body.get("input", [])))
         return cast("list[Mapping[str, object]]", self.body.get("messages", []))
 
     @property
     def tools(self) -> Sequence[str]:
         """Names of the tools offered."""
-        entries = cast("list[Mapping[str, Mapping[str, str]]]", self.body.get("tools", []))
-        return tuple(entry["function"]["name"] for entry in entries)
+        entries = cast("list[Mapping[str, object]]", self.body.get("tools", []))
+        return tuple(str(cast("Mapping[str, str]", entry.get("function", entry))["name"]) for entry in entries)
 
     @property
     def text(self) -> str:
@@ -77,8 +84,13 @@ class ServedRequest:
 
     @property
     def response_format(self) -> Mapping[str, object] | None:
-        """The requested response format, as sent, or None."""
+        """The requested response format, as sent, or None. That of the Responses API in the form of chat completions."""
         found = self.body.get("response_format")
+        text = self.body.get("text")
+        if self.is_response and isinstance(text, dict):
+            form = cast("Mapping[str, object]", cast("Mapping[str, object]", text).get("format") or {})
+            schema = {name: value for name, value in form.items() if name != "type"}
+            found = {"type": form["type"], **({str(form["type"]): schema} if schema else {})} if form else None
         return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
 
     @property
@@ -86,6 +98,32 @@ class ServedRequest:
         """Whether the client asked for a usage chunk at the end of the stream."""
         options = cast("Mapping[str, object]", self.body.get("stream_options") or {})
         return options.get("include_usage") is True
+
+
+def _messages_of(items: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Reasoning is in no message."""
+    messages: list[Mapping[str, object]] = []
+    answer: dict[str, object] | None = None  # the last message, if calls belong to it
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            answer = None
+        elif kind == "function_call":
+            if answer is None:
+                answer = {"role": "assistant", "content": None}
+                messages.append(answer)
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            answer["tool_calls"] = [*cast("list[object]", answer.get("tool_calls", [])), call]
+        elif kind == "message":
+            content = item["content"]
+            if isinstance(content, list) and item["role"] == "assistant":
+                content = "".join(str(part.get("text") or "") for part in cast("list[Mapping[str, object]]", content))
+            message = {"role": item["role"], "content": content}
+            messages.append(message)
+            answer = message if item["role"] == "assistant" else None
+    return messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +139,7 @@ class Reply:
     fragment_delay_s: float = 0.0  # pause between streamed pieces
     cut_after: int | None = None  # streamed: cut the connection after that many pieces
     is_ended: bool = True  # streamed: whether the finish reason and `[DONE]` are sent
-    reasoning: str | None = None  # sent as `reasoning_content` before the text
+    reasoning: str | None = None  # before the text: `reasoning_content`, or an item of the Responses API
     #: provider-specific; streamed in one piece before the text
     members: Mapping[str, object] = field(default_factory=dict[str, object])
 
@@ -159,7 +197,8 @@ def reply_of(answer: Answer) -> Reply | RawAnswer | Fault:
     return Reply(tool_calls=tuple(answer))
 
 
-def _usage(usage: TokenUsage) -> Mapping[str, object]:
+def usage_data(usage: TokenUsage) -> Mapping[str, object]:
+    """Return the counts as chat completions name them."""
     details = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
     return {
         "prompt_tokens": usage.input_tokens,
@@ -186,7 +225,7 @@ def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
         "choices": [{"index": 0, "message": message, "finish_reason": reply.shown_finish_reason}],
     }
     if reply.usage is not None:
-        body["usage"] = _usage(reply.usage)
+        body["usage"] = usage_data(reply.usage)
     return json.dumps(body).encode()
 
 
@@ -212,19 +251,23 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
         return
     yield delta({}, reply.shown_finish_reason)
     if with_usage and reply.usage is not None:
-        yield event([], usage=_usage(reply.usage))
+        yield event([], usage=usage_data(reply.usage))
     yield b"data: [DONE]\n\n"
 
 
 def _message_deltas(reply: Reply) -> Iterator[Mapping[str, object]]:
     """Yield the parts in the order of providers."""
-    words = re.compile(r"\S+\s*|\s+")
-    for fragment in words.findall(reply.reasoning or ""):
+    for fragment in words_of(reply.reasoning):
         yield {"reasoning_content": fragment}
     if reply.members:
         yield reply.members
-    for fragment in words.findall(reply.text or "") if reply.fragments is None else reply.fragments:
+    for fragment in words_of(reply.text) if reply.fragments is None else reply.fragments:
         yield {"content": fragment}
+
+
+def words_of(text: str | None) -> Sequence[str]:
+    """Split a text into words with the blanks after them."""
+    return re.findall(r"\S+\s*|\s+", text or "")
 
 
 def error_bytes(message: str, *, kind: str, code: str | None = None) -> bytes:

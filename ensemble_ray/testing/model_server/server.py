@@ -1,4 +1,4 @@
-"""A chat-completions server with scripted answers, on loopback."""
+"""A server of chat completions and responses with scripted answers, on loopback."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Self, TypeAlias, cast
 from aiohttp import web
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.testing.model_server.responses import response_bytes, response_chunks
 from ensemble_ray.testing.model_server.script import (
     Answer,
     Fault,
@@ -105,7 +106,7 @@ def tool_loop(turns: int, *, arguments: str = "{}", text: str = "done") -> Calla
 
 
 class ModelServer:
-    """A server of the chat-completions protocol that answers by script.
+    """A server of chat completions (`/chat/completions`) and of the Responses API (`/responses`) that answers by script.
 
     Args:
         script: A list of answers, used in order of arrival; a callable that receives each request; one answer for all;
@@ -171,7 +172,7 @@ class ModelServer:
 
     @property
     def base_url(self) -> str:
-        """The value for `OpenAIChatModel(base_url=...)`."""
+        """The value for `OpenAIChatModel(base_url=...)` and `OpenAIResponsesModel(base_url=...)`."""
         return f"http://{self._host}:{self._port}/v1"
 
     @property
@@ -308,7 +309,8 @@ class ModelServer:
     def _refusal(self, request: ServedRequest) -> Fault | None:
         if self._authorization is not None and request.headers.get("authorization") != self._authorization:
             return Fault(status=401, message="Incorrect API key provided.", code="invalid_api_key")
-        if not (request.path.partition("?")[0].endswith("/chat/completions") or is_for_embeddings(request.path)):
+        is_chat = request.is_response or request.path.partition("?")[0].endswith("/chat/completions")
+        if not (is_chat or is_for_embeddings(request.path)):
             return Fault(status=404, message=f"Unknown path {request.path}")
         if self._models is not None and request.model not in self._models:
             return Fault(status=404, message=f"The model '{request.model}' does not exist", code="model_not_found")
@@ -380,6 +382,8 @@ class ModelServer:
             request.answered_at = time.time()
         if is_for_embeddings(request.path):
             return await reply_with(http, embedding_bytes(request, self._embed))
+        if request.is_response:
+            return await reply_with(http, response_bytes(answer, request))
         return await reply_with(http, completion_bytes(answer, model="scripted", number=request.number))
 
     async def _send_raw(self, http: web.BaseRequest, request: ServedRequest, answer: RawAnswer) -> web.StreamResponse:
@@ -397,7 +401,10 @@ class ModelServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.enable_chunked_encoding()
         await response.prepare(http)
-        chunks = sse_chunks(reply, model=request.model, number=request.number, with_usage=request.wants_usage)
+        if request.is_response:
+            chunks = response_chunks(reply, request)
+        else:
+            chunks = sse_chunks(reply, model=request.model, number=request.number, with_usage=request.wants_usage)
         for sent, chunk in enumerate(chunks):
             if reply.cut_after is not None and sent >= reply.cut_after:
                 return drop(http, response)

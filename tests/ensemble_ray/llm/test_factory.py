@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import LocalChatModel, OpenAIChatModel, ValidationError
+from ensemble_ray import LocalChatModel, OpenAIChatModel, OpenAIResponsesModel, ValidationError
 from ensemble_ray.llm.factory import resolve_llm
 from ensemble_ray.testing import ScriptedModel
 
@@ -21,18 +21,29 @@ def test_a_model_is_made_when_the_string_names_one() -> None:
     assert local.path == Path("models/tiny.gguf").resolve()
 
 
+def test_a_model_of_the_responses_api_is_named_by_its_prefix() -> None:
+    """S-RSP-1, S-CONV-19: it is shared by its name, and no other model than this."""
+    model = resolve_llm(" openai-responses: gpt-5 ")
+    assert model == OpenAIResponsesModel("gpt-5")
+    assert resolve_llm("openai-responses:gpt-5") is model
+    assert model != resolve_llm("openai:gpt-5")
+
+
 def test_a_model_is_taken_as_it_is_when_given_as_an_object() -> None:
     """S-CONV-19, S-CONV-20: anything with a `chat` method."""
     model = ScriptedModel("x")
     assert resolve_llm(model) is model
 
 
-@pytest.mark.parametrize("value", ["anthropic:claude", "", "openai:", "openai", "local:", "Local"])
+@pytest.mark.parametrize("value", ["anthropic:claude", "", "openai:", "openai", "openai-responses:", "local:", "Local"])
 def test_known_forms_are_listed_when_the_prefix_is_unknown(value: str) -> None:
     """S-CONV-19: an unknown prefix names the known ones."""
     with pytest.raises(ValidationError) as caught:
         resolve_llm(value)
-    assert str(caught.value) == f"Unknown llm '{value}'. Known: [openai:MODEL, local, local:PATH.gguf]"
+    assert (
+        str(caught.value)
+        == f"Unknown llm '{value}'. Known: [openai:MODEL, openai-responses:MODEL, local, local:PATH.gguf]"
+    )
 
 
 @pytest.mark.parametrize("value", ["gpt-4o", "o3", "meta/llama-3"])

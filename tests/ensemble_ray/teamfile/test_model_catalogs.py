@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray import MapReduceEnsemble, OpenAIChatModel, ValidationError
+from ensemble_ray import MapReduceEnsemble, OpenAIChatModel, OpenAIResponsesModel, ValidationError
 from ensemble_ray.teamfile import load_runnable
 from ensemble_ray.teamfile.fields import load_model
 from tests.ensemble_ray.teamfile.conftest import Load, Refused
@@ -23,6 +23,24 @@ def test_a_team_has_models_that_its_runs_can_be_told_to_ask(load: Load, monkeypa
     team = load(TEAM + models)
     assert sorted(team.models) == ["house", "large"]
     assert repr(team.models["house"]) == repr(OpenAIChatModel("m", base_url="http://10.0.0.5/v1", temperature=0))
+
+
+def test_a_model_of_the_responses_api_is_named_in_both_forms(load: Load) -> None:
+    """S-RSP-1, S-RSP-6: as a text and as a mapping, whose keys are those of chat completions."""
+    house = "{model: 'openai-responses:m', base_url: 'http://h/v1', max_tokens: 5, reasoning_effort: low}"
+    team = load(f"tasks: {{t: {{description: d}}}}\nllm: openai-responses:own\nmodels: {{house: {house}}}\n")
+    assert team.llm == OpenAIResponsesModel("own")
+    assert team.models["house"] == OpenAIResponsesModel(
+        "m", base_url="http://h/v1", max_tokens=5, reasoning_effort="low"
+    )
+    assert load_model("openai-responses:own") == team.llm
+
+
+def test_a_built_in_tool_in_a_file_is_refused_with_its_place(refused: Refused) -> None:
+    """S-RSP-8: before any call."""
+    model = "{model: 'openai-responses:m', extra_body: {tools: [{type: web_search}]}}"
+    lines = refused(f"tasks: {{t: {{description: d}}}}\nllm: {model}\n")
+    assert any("the built-in tool 'web_search' cannot be used" in line and "llm" in line for line in lines)
 
 
 def test_a_map_reduce_has_them_too(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import MapReduceEnsemble
+from ensemble_ray import MapReduceEnsemble, OpenAIResponsesModel
 from ensemble_ray.cli.demo import Comparison, demo_team
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
@@ -60,11 +60,16 @@ def test_a_broken_promise_is_seen_in_the_record(after: list[Fact]) -> None:
     assert not Comparison(before=BEFORE, after=after, slots=4).is_kept
 
 
-def test_the_demo_is_made_again_from_what_its_run_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-DUR-35, S-DUR-36: the same texts, model and options, also from another directory."""
+@pytest.mark.parametrize("llm", ["openai:m", "openai-responses:m"])
+def test_the_demo_is_made_again_from_what_its_run_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: str
+) -> None:
+    """S-DUR-35, S-DUR-36, S-RSP-1: the same texts, model and options, also from another directory."""
     (tmp_path / "a.md").write_text("The sea rises and falls.\n\nThe moon pulls it.", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    made = demo_team([Path("a.md")], chunks=2, llm="openai:m", threads=1).team
+    demo = demo_team([Path("a.md")], chunks=2, llm=llm, threads=1)
+    assert isinstance(demo.reader, OpenAIResponsesModel) == (llm != "openai:m")
+    made = demo.team
     monkeypatch.chdir("/")
     again = load_source(made.source)
     assert data_of(again) == data_of(made)
