@@ -35,7 +35,7 @@ _EXPORTS = {
         PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError ReviewDecidedError
         ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError
         TryAgain UnknownOutcomeError ValidationError EnsembleError GraphNoEdgeMatchedError MaxGraphStepsExceededError
-        MaxLoopIterationsExceededError
+        MaxLoopIterationsExceededError UnreadableAttachmentError
     """,
     "ensemble_ray.events.delivery": "EventStream EnsembleListener",
     "ensemble_ray.events": """
@@ -63,6 +63,7 @@ _EXPORTS = {
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.runs.inline": "InlineRuntime",
     "ensemble_ray.items.results": "DeadLetters",
+    "ensemble_ray.items.folders": "Files",
     "ensemble_ray.items.text_files": "CsvFile",
     "ensemble_ray.ports": """
         ReflectionStore ChatModel CustomToolMetrics StreamingChatModel StructuredChatModel ToolMetrics RunsTask
@@ -76,6 +77,7 @@ _EXPORTS = {
     "ensemble_ray.llm.openai_responses": "OpenAIResponsesModel",
     "ensemble_ray.llm.limits.limiter": "RateLimitedChatModel",
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
+    "ensemble_ray.values.attachments": "Attachment Audio File Image",
     "ensemble_ray.values.messages": """
         ChatMessage ChatResponse Effect JsonSchema ProviderFields Reasoning TokenUsage ToolCall ToolSpec
     """,

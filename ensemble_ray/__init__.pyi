@@ -60,6 +60,7 @@ from ensemble_ray.errors import ToolConfigurationError as ToolConfigurationError
 from ensemble_ray.errors import ToolExecutionError as ToolExecutionError
 from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
+from ensemble_ray.errors import UnreadableAttachmentError as UnreadableAttachmentError
 from ensemble_ray.errors import ValidationError as ValidationError
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
@@ -94,6 +95,7 @@ from ensemble_ray.execute.guardrails import GuardrailResult as GuardrailResult
 from ensemble_ray.execute.guardrails import GuardrailType as GuardrailType
 from ensemble_ray.execute.review.handlers import ReviewHandler as ReviewHandler
 from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifier
+from ensemble_ray.items.folders import Files as Files
 from ensemble_ray.items.results import DeadLetters as DeadLetters
 from ensemble_ray.items.text_files import CsvFile as CsvFile
 from ensemble_ray.llm.limits.limiter import RateLimitedChatModel as RateLimitedChatModel
@@ -183,6 +185,10 @@ from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
 from ensemble_ray.tools.builtin import WebSearchProvider as WebSearchProvider
 from ensemble_ray.tools.builtin import WebSearchTool as WebSearchTool
 from ensemble_ray.tools.mcp import MCP as MCP
+from ensemble_ray.values.attachments import Attachment as Attachment
+from ensemble_ray.values.attachments import Audio as Audio
+from ensemble_ray.values.attachments import File as File
+from ensemble_ray.values.attachments import Image as Image
 from ensemble_ray.values.delegation import DelegationContext as DelegationContext
 from ensemble_ray.values.delegation import DelegationPolicy as DelegationPolicy
 from ensemble_ray.values.delegation import DelegationPolicyContext as DelegationPolicyContext
@@ -271,6 +277,8 @@ __all__ = [
     "AgentSummary",
     "AgentSynthesizer",
     "AgentTool",
+    "Attachment",
+    "Audio",
     "CalculatorTool",
     "CaptureMode",
     "CapturedMessage",
@@ -333,9 +341,11 @@ __all__ = [
     "ExitEarlyError",
     "ExitReason",
     "FailedItem",
+    "File",
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
+    "Files",
     "Graph",
     "GraphEdge",
     "GraphFork",
@@ -355,6 +365,7 @@ __all__ = [
     "HttpAgentTool",
     "HumanInputTool",
     "IllegalStateError",
+    "Image",
     "InMemoryEmbeddingStore",
     "InMemoryEntityMemory",
     "InMemoryReflectionStore",
@@ -489,6 +500,7 @@ __all__ = [
     "UnitOutput",
     "UnknownEffect",
     "UnknownOutcomeError",
+    "UnreadableAttachmentError",
     "Until",
     "ValidationError",
     "WebDashboard",

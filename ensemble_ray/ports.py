@@ -141,6 +141,17 @@ class Journal(Protocol):
         """Return the newest fact of an instance by (name, kind), from any writer, without stimuli."""
         ...
 
+    async def store_content(self, content: bytes) -> bool:
+        """Commit the content of an attachment under its SHA-256, once; return False if the journal stores no contents.
+
+        A RecordError: the store refused it.
+        """
+        ...
+
+    async def read_content(self, sha256: str) -> bytes | None:
+        """Return a stored content, from any writer; None: it is not stored."""
+        ...
+
     async def flush(self) -> None:
         """Return when all facts are committed. A RecordError: the store refused them."""
 

@@ -75,6 +75,7 @@ def pack_submission(
         context=pack_context(request.context),
         header=work.header,
         preamble=work.preliminary,
+        contents=work.contents,
         tasks=tasks,
         templates=[_planned_template(key, agent) for key, agent in planned.agents.items()],
         callables=pack_callables(planned.tasks, work.delegation_policies, planned.units),

@@ -77,6 +77,13 @@ class RemoteJournal:
         found = await self._call("lookup_recorded", self._address, self._run_id, self._writer, instance)
         return cast("Mapping[tuple[str, str], Fact]", found)
 
+    async def store_content(self, content: bytes) -> bool:
+        return bool(await self._call("store_content", self._address, self._run_id, self._writer, content))
+
+    async def read_content(self, sha256: str) -> bytes | None:
+        found = await self._call("read_content", self._address, self._run_id, self._writer, sha256)
+        return cast("bytes | None", found)
+
     async def flush(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -280,6 +280,8 @@ class Submission:
     keep: Keep = "briefly"
     #: the process that started it, its runs may share processes of the cluster; empty: they are not shared
     program: str = ""
+    #: of attachments; a submission of an earlier version lacks the field
+    contents: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,7 @@ class PlannedRun:
             partial(body_of, submission),
             header=submission.header,
             preamble=submission.preamble,
+            contents=getattr(submission, "contents", ()),
             resumed=None
             if recovery is None
             else recovery.resume(

@@ -44,6 +44,12 @@ class JournalActor:
     ) -> Mapping[tuple[str, str], Fact]:
         return await (await self._journal(address, run_id, writer)).lookup_recorded(instance)
 
+    async def store_content(self, address: StoreAddress, run_id: str, writer: str, content: bytes) -> bool:
+        return await (await self._journal(address, run_id, writer)).store_content(content)
+
+    async def read_content(self, address: StoreAddress, run_id: str, writer: str, sha256: str) -> bytes | None:
+        return await (await self._journal(address, run_id, writer)).read_content(sha256)
+
     async def close(self, run_id: str, writer: str) -> None:
         opening = self._journals.pop((run_id, writer), None)
         if opening is not None:

@@ -29,6 +29,7 @@ from ensemble_ray.prompts.task import build_system_prompt, build_user_prompt
 from ensemble_ray.record.head import read_head
 from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.metrics import CostConfiguration
 
 if TYPE_CHECKING:
@@ -153,8 +154,9 @@ def check_begin(team: MapTeam, run_id: str) -> None:
     if not entries:
         raise ValidationError(f"{NO_ITEMS}: {team.item_source.place} has none")
     first, is_again = entries[0], team.item_source.identity["kind"] == "dead_letters"
-    # An item of a dead-letter file may have failed because of a missing field; others may be valid.
-    if not is_again and isinstance(first, RefusedItem) and first.read is not None:
+    # An item of a dead-letter file may have failed because of a missing field, and a file may be damaged; others may be valid.
+    is_damaged = isinstance(first, RefusedItem) and isinstance(first.read, Attachment) and not first.read.is_read
+    if not is_again and not is_damaged and isinstance(first, RefusedItem) and first.read is not None:
         raise first.error
 
 
@@ -177,7 +179,8 @@ def estimate(team: MapTeam) -> dict[str, Any]:
         for task in tasks
     ]
     count, refused = run_blocking(_count(team))
-    mean = sum(len(prompt) for prompt in prompts) / CHARACTERS_PER_TOKEN / max(1, len(prompts))
+    attached = sum(each.estimated_tokens for task in tasks for each in task.attachments)
+    mean = (sum(len(prompt) for prompt in prompts) / CHARACTERS_PER_TOKEN + attached) / max(1, len(prompts))
     tokens = round(mean * (count - refused))
     costs = team.cost_configuration
     money = None if costs is None else costs.estimate(tokens, 0)

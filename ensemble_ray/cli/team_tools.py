@@ -45,6 +45,7 @@ from ensemble_ray.execute.review.elicitation import (
     shows_forms,
 )
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler
+from ensemble_ray.plan.planner import check_foreign_values
 from ensemble_ray.process.concurrency import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
 from ensemble_ray.recovery.resuming import start_resumed
@@ -243,6 +244,10 @@ class TeamTools:
         known = needed_inputs(team.all_tasks)
         if spare := [name for name in arguments if name not in known]:
             return make_failure(f"Unknown inputs {spare}. Known: {list(known)}")
+        try:
+            check_foreign_values(team.all_tasks, arguments)
+        except ValidationError as error:
+            return make_failure(str(error))
         call = TeamCall(team, context, self._runs, runtime=self._runtime)
         if params.request_state is None:
             return await call.begin(arguments)

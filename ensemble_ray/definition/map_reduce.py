@@ -41,6 +41,7 @@ from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.run_rules import RunListeners
 from ensemble_ray.definition.task import Task, UnitOutput, WithReflection
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.items.folders import Files
 from ensemble_ray.items.results import DeadLetters
 from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.items.text_files import CsvFile
@@ -62,7 +63,7 @@ ItemPolicy: TypeAlias = Literal["fail", "skip", "collect"]
 
 if TYPE_CHECKING:
     #: a sequence, an iterable, a file, a table, or an object with `iter_rows`
-    Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | CsvFile | DeadLetters | Any
+    Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | CsvFile | Files | DeadLetters | Any
     _Task: TypeAlias = Task | Awaitable[Task]
     _Agent: TypeAlias = Agent | Awaitable[Agent]
     _Made: TypeAlias = Task | Loop | UnitOutput
@@ -103,7 +104,8 @@ class MapDefinition(RunListeners, WithReflection):
 
     Attributes:
         items: A list, any iterable or async iterable, the path of a `.jsonl`, `.csv` or `.parquet` file, `CsvFile(path)`, a
-            DataFrame or an Arrow table, a Ray Dataset, or `DeadLetters(path)`. All but sequences are read during the run.
+            folder of files or a pattern such as `photos/*.jpg`, `Files(path)`, a DataFrame or an Arrow table, a Ray Dataset,
+            or `DeadLetters(path)`. All but sequences are read during the run.
         map_task: Makes the task of an item: `callable(item)`, or with `map_agent` `callable(item, agent)`. It may return a
             `Loop`, which runs for the item, or `loop.output_of(task)`.
         map_agent: Makes the agent of an item: `callable(item)`; None: the task names an agent, or the run makes one.

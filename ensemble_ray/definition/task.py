@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from ensemble_ray.tools.tool import AgentTool
+    from ensemble_ray.values.attachments import Attachment
 
+    AttachmentsField: TypeAlias = Accepts[tuple[Attachment, ...], Attachment | Sequence[Attachment] | None]
     MemoryScopesField: TypeAlias = Accepts[
         tuple[MemoryScope, ...], str | MemoryScope | Sequence[str | MemoryScope] | None
     ]
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     #: A function of a `TaskHandlerContext`, sync or async, or a tool.
     Handler: TypeAlias = Callable[[Any], object] | AgentTool
 else:
-    MemoryScopesField = Annotated[tuple, SkipValidation]
+    AttachmentsField = MemoryScopesField = Annotated[tuple, SkipValidation]
     Strategy = Any
     _Strategy = Annotated[Any, SkipValidation]
     Handler = Any  # importing the tools here would slow down every start
@@ -160,6 +162,9 @@ class Task(fields.Identified, Generic[Parsed_co]):
         effect: Whether the handler may run again after a crash. `none`: it only reads; `idempotent`: a second call with the
             same `idempotency_key` changes no more than the first; `once`: it must not run twice. None: the effect of the
             tool given as handler, else `once`.
+        attachments: Pictures, audio and files that the model receives with the task: `Image`, `Audio` or `File`, or a list of
+            these. The run's inputs fill in variables of their paths and URLs. Inputs that are attachments are added where the
+            texts name them. A handler receives them in its context.
         history: Earlier conversation: alternating questions and answers, sent to the model before the task. A manager
             does not see it, since it delegates tasks as texts.
         memory_scopes: Parts of the ensemble's `memory_store` that it reads before and writes after its work: a name, a
@@ -192,6 +197,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
     rate_limit: RateLimit | None = None
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
+    attachments: AttachmentsField = fields.initially(())
     history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     memory_scopes: MemoryScopesField = fields.initially(())
     context_budget: fields.StrictInt | None = None
@@ -257,12 +263,18 @@ class Task(fields.Identified, Generic[Parsed_co]):
         arguments["context"] = _check_task_context(arguments)
         _check_output_type(arguments.get("output_type"))
         fields.check_least(arguments.get("max_output_retries"), 0, "Task max_output_retries")
+        arguments["attachments"] = _check_attachments(arguments.get("attachments"))
         arguments["history"] = _check_history(arguments.get("history"))
         arguments["memory_scopes"] = _check_scopes(arguments.get("memory_scopes"))
         arguments["reflection_config"] = _check_reflection_config(arguments.get("reflection_config"))
         fields.check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
         _check_handler(arguments)
         arguments["llm"] = fields.limit_own_model(arguments)
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        for name in type(self).model_fields.keys() - self.__dict__.keys():  # pickled by an earlier version (S-DUR-32)
+            object.__setattr__(self, name, type(self).model_fields[name].get_default(call_default_factory=True))
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """Show only changed fields, and context by name: else a chain of tasks would be shown repeatedly."""
@@ -381,12 +393,29 @@ def _check_history(value: object) -> tuple[ChatMessage, ...]:
         if entry.role != role:
             msg = f"{at} must have role '{role}', since questions and answers take turns, got: '{entry.role}'"
             raise ValidationError(msg)
+        if entry.attachments:
+            raise ValidationError(f"{at} must have no attachments: use Task(attachments=...)")
         if entry.tool_calls or not isinstance(entry.content, str) or not entry.content.strip():
             raise ValidationError(f"{at} must have a text and no tool calls")
         messages.append(ChatMessage(role=entry.role, content=whole_text(entry.content)))
     if len(messages) % 2:
         raise ValidationError("Task history must end with an answer (role 'assistant'): the new question follows it")
     return tuple(messages)
+
+
+def _check_attachments(value: object) -> tuple[Attachment, ...]:
+    """S-ATT-5."""
+    if not value:
+        return ()
+    from ensemble_ray.values.attachments import Attachment  # few tasks have any
+
+    entries = to_tuple(value)
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, Attachment):
+            raise ValidationError(
+                f"Task attachments[{index}] must be an Image, an Audio or a File, such as Image('photo.png'), got: {entry!r:.80}"
+            )
+    return cast("tuple[Attachment, ...]", entries)
 
 
 def _check_scopes(value: object) -> tuple[MemoryScope, ...]:

@@ -137,6 +137,10 @@ class ValidationError(EnsembleError, ValueError):
     """The configuration is invalid; found at construction or at the start of a run. Unrelated to pydantic's error."""
 
 
+class UnreadableAttachmentError(ValidationError):
+    """A model does not read an attachment of a request. The request was not sent, or its endpoint refused the attachment."""
+
+
 class PromptTemplateError(EnsembleError):
     """A template has variables without a value: all of them, and the full template."""
 

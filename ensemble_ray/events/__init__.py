@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.values.memory import TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ToolCall
@@ -128,6 +129,8 @@ class TaskInputEvent(Event):
     assembled_context: str
     #: such as `Writer cut by 1,200 of 2,000 tokens`
     context_cuts: Sequence[str] = ()
+    #: references, without contents
+    attachments: Sequence[Attachment] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

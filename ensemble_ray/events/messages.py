@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple, Self, cast
 
@@ -412,9 +412,13 @@ class RunMessages:
     ) -> Message:
         match event:
             case events.LlmIterationStartedEvent():
-                shown = [cast("dict[str, object]", jsonable(each)) for each in event.messages]
-                for each in shown:
+                plain = [replace(each, attachments=()) for each in event.messages]
+                shown = [cast("dict[str, object]", jsonable(each)) for each in plain]
+                for each, message in zip(shown, event.messages, strict=True):
                     each.pop("provider_fields", None)
+                    each.pop("attachments", None)
+                    if message.attachments:
+                        each["attachments"] = [one.to_json() for one in message.attachments]
                 data: dict[str, object] = {
                     "agent_role": event.agent_role,
                     "task_description": event.task_description,
@@ -460,6 +464,7 @@ def _task_input(event: events.TaskInputEvent, at: float) -> Message:
         "tool_names": list(event.tool_names),
         "assembled_context": event.assembled_context,
         "context_cuts": list(event.context_cuts),
+        **({"attachments": [each.to_json() for each in event.attachments]} if event.attachments else {}),
         "sent_at": instant(at),
         "instance": event.instance,
     }

@@ -31,6 +31,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.user_code import call_to_end
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
 from ensemble_ray.values.task_output import TaskOutput
 
@@ -49,6 +50,7 @@ class TaskHandlerContext:
     expected_output: str
     context_outputs: Sequence[TaskOutput] = ()
     idempotency_key: str = ""  # the same for each call of one task, also after a crash; empty outside a run
+    attachments: Sequence[Attachment] = ()  # with their contents
 
     def __post_init__(self) -> None:
         for name in ("description", "expected_output", "context_outputs"):

@@ -26,6 +26,7 @@ from ensemble_ray.facts.fact import Fact, FactData, find_fact
 from ensemble_ray.facts.runs import DirectivesShown, FailureRecorded, OutputRecorded, read_output, read_trace
 from ensemble_ray.ports import Journal, MemoryOperationListener
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
@@ -91,6 +92,7 @@ class ToolEffect:
     asks_again: bool = False
     repairs: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
     def __post_init__(self) -> None:
         self.duration_s = max(0.0, self.duration_s)  # recorded durations are negative if the clock was set back
@@ -112,6 +114,7 @@ class ToolEffect:
             outcome=self.outcome,
             repairs=self.repairs,
             log=self.log,
+            attachments=tuple([each.to_json() for each in self.attachments]),
             parsed_input=jsonable(parsed) if isinstance(parsed, dict) else None,  # S-CAP-14
             metadata={},
         )
@@ -175,6 +178,7 @@ def capture_messages(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, 
                 {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls
             ),
             tool_name=message.name if message.role == "tool" else None,
+            attachments=tuple([each.to_json() for each in message.attachments]),
         )
         for message in messages
     )

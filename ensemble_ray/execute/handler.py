@@ -19,6 +19,7 @@ from ensemble_ray.execute.agent.structured import (
     parse_output,
     restore_output,
 )
+from ensemble_ray.execute.attachments import load_attachments
 from ensemble_ray.execute.callables import TaskHandlerContext, callable_path
 from ensemble_ray.execute.effects import CallOutcome
 from ensemble_ray.execute.orders import TaskOrder
@@ -73,6 +74,7 @@ async def _call(scope: TaskScope, name: str) -> tuple[str, object]:
         expected_output=order.task.expected_output,
         context_outputs=order.context,
         idempotency_key=key_of(scope, name),
+        attachments=await load_attachments(order.task.attachments, scope.ports.journal),
     )
     reviews, log = tool_reviews(scope, name, ()), CallLog()
     try:

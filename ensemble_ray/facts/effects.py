@@ -30,6 +30,7 @@ from ensemble_ray.facts.fact import (
     type_of,
     written,
 )
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.delegation import DelegationRequest
 from ensemble_ray.values.memory import RecalledMemory, TaskReflection
 from ensemble_ray.values.messages import Effect, ProviderFields, ToolCall
@@ -165,6 +166,13 @@ class ToolReturned(FactData):
     repairs: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
     #: lines that the call logged and printed (S-TOOL-35)
     log: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
+    #: references; the run's store has the contents
+    attachments: tuple[Attachment, ...] = written(
+        list_of(OBJECT),
+        default=(),
+        read=lambda rows: tuple(map(Attachment.from_json, rows)),
+        write=lambda found: [each.to_json() for each in found],
+    )
 
     @property
     def is_success(self) -> bool:

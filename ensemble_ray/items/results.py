@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import cast
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.items.folders import read_item
 from ensemble_ray.items.line_file import LineFile, index_of_line, is_carried, json_line
-from ensemble_ray.items.pulling import Entries, IndexSet
+from ensemble_ray.items.pulling import Entries, IndexSet, ItemEntry
 from ensemble_ray.items.tables import pack_lines, parquet_row_count, require_arrow, unpack_lines
 from ensemble_ray.items.text_files import count_lines, loads_line
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.outputs import FailedItem, ItemResult
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import jsonable
@@ -144,9 +146,10 @@ class ResultsFile:
 
 
 def _line_of(result: ItemResult, output: TaskOutput, columns: RowColumns) -> bytes:
+    item = _file_data(result.item) if isinstance(result.item, Attachment) else result.item
     row = {
         "index": result.index,
-        "item": result.item if columns.chosen is None and columns.key is None else jsonable(result.item),
+        "item": item if columns.chosen is None and columns.key is None else jsonable(item),
         "raw": output.raw,
         "parsed": jsonable(output.parsed_output),
         "agent_role": output.agent_role,
@@ -216,7 +219,8 @@ class DeadLetterFile:
 
 
 def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
-    item = failed.item
+    if is_file := isinstance(item := failed.item, Attachment):
+        item = {**_file_data(item), "source": item.source}
     if is_text := not is_carried(item):
         try:
             item = str(item)
@@ -231,7 +235,7 @@ def _dead_letter_line(failed: FailedItem, run_id: str) -> bytes:
         "run_id": run_id,
         **({} if failed.raw is None else {"raw": failed.raw}),
     }
-    return json_line({**row, "is_text": True} if is_text else row)
+    return json_line({**row, **({"is_text": True} if is_text else {}), **({"is_file": True} if is_file else {})})
 
 
 def dead_items(path: Path) -> Entries:
@@ -243,7 +247,20 @@ def dead_items(path: Path) -> Entries:
                 continue
             index, row = _parse_row(line, f"dead letters '{path}', line {number}")
             if seen.add(index):
-                yield index, row["item"]
+                yield _item_of(index, row)
+
+
+def _file_data(item: Attachment) -> dict[str, object]:
+    return {name: value for name, value in item.to_json().items() if name != "origin"}
+
+
+def _item_of(index: int, row: Mapping[str, object]) -> ItemEntry:
+    """Return the item of a dead letter. A file is read again."""
+    match row:
+        case {"is_file": True, "item": {"source": str(source), "name": str(name)}} if source:
+            return read_item(index, Path(source), name)
+        case _:
+            return index, row["item"]
 
 
 def _parse_row(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:

@@ -14,9 +14,11 @@ from pydantic import BaseModel, JsonValue
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items import pulling
+from ensemble_ray.items.folders import Files, count_files, folder_items, is_folder_of_items
 from ensemble_ray.items.results import DeadLetters, dead_items
 from ensemble_ray.items.tables import Table, parquet_row_count, parquet_rows, rows_of_table
 from ensemble_ray.items.text_files import CsvFile, count_csv_rows, count_lines, csv_rows, json_lines
+from ensemble_ray.values.attachments import Attachment
 
 NO_ITEMS = "items must not be None or empty"  # S-MR-10, S-MR-122
 _SUFFIXES = ".jsonl, .csv or .parquet"
@@ -69,11 +71,13 @@ def source_of(items: object) -> ItemSource:
             )
         case CsvFile():
             return _csv(items)
+        case Files():
+            return _folder(items)
         case str() | os.PathLike():
             return _file(cast("str | os.PathLike[str]", items))
         case _ if (table := rows_of_table(items)) is not None:
             return _table(table)
-        case bytes() | bytearray() | memoryview() | Mapping() | BaseModel():
+        case bytes() | bytearray() | memoryview() | Mapping() | BaseModel() | Attachment():
             raise _not_items(items)
         case Sequence():
             return _sequence(cast("Sequence[object]", items))
@@ -81,7 +85,7 @@ def source_of(items: object) -> ItemSource:
             return _iterable(items)
 
 
-_ADVICE = f"pass a list of items, an iterable, or a path that ends in {_SUFFIXES}"
+_ADVICE = f"pass a list of items, an iterable, a folder, or a path that ends in {_SUFFIXES}"
 
 
 def _not_items(items: object) -> ValidationError:
@@ -90,7 +94,7 @@ def _not_items(items: object) -> ValidationError:
     match items:
         case Mapping():
             advice += ". For one item pass [mapping], for its parts list(mapping.values()) or list(mapping.items())"
-        case BaseModel():
+        case BaseModel() | Attachment():
             advice += ". For one item pass a list with it"
         case _:
             pass
@@ -152,10 +156,12 @@ def _file(source: str | os.PathLike[str]) -> ItemSource:
     path = Path(text)
     suffix = path.suffix.lower()
     rows, count = _FORMATS.get(suffix, (None, None))
+    if rows is None and "\0" not in text and is_folder_of_items(path):
+        return _folder(Files(path))
     if rows is None:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         what = "text" if isinstance(source, str) else "path"
-        msg = f"items is the {what} '{shown}': pass a list of items, or a path that ends in {_SUFFIXES}"
+        msg = f"items is the {what} '{shown}': pass a list of items, a folder, or a path that ends in {_SUFFIXES}"
         raise ValidationError(msg)
     path = _readable(path, "items file")
     return ItemSource(
@@ -176,6 +182,17 @@ def _csv(source: CsvFile) -> ItemSource:
         identity={"kind": "csv", "path": str(path)},
         reader=lambda: pulling.ThreadReader(lambda: csv_rows(there)),
         look=partial(count_csv_rows, there),
+    )
+
+
+def _folder(source: Files) -> ItemSource:
+    there = replace(source, path=Path(source.path).absolute())
+    there.check()
+    return ItemSource(
+        place=f"the folder '{there.path}'",
+        identity={"kind": "files", "path": str(there.path)},
+        reader=lambda: pulling.ThreadReader(lambda: folder_items(there)),
+        look=partial(count_files, there),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
@@ -29,6 +29,7 @@ from ensemble_ray.llm.protocol.wire import (
     ModelApi,
 )
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
+from ensemble_ray.values.attachments import AttachmentKind
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
@@ -56,6 +57,8 @@ class OpenAIChatModel:
             call decides.
         system_role: The role of system messages: `system`, `developer`, or `user`, which prepends their text to the
             first user message; None: the first refusal of a system message decides.
+        reads: Kinds of attachments that the model reads, of `image`, `audio` and `file`; None: all are sent, and the endpoint
+            decides. Text files are sent as text.
         request_options: Options of every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
             merged into the request, `extra_headers` are sent with it, and `extra_query` is added to the URL. Options
             about tools, such as `tool_choice`, are part of requests with tools only.
@@ -86,6 +89,7 @@ class OpenAIChatModel:
         max_answer_time: timedelta | float | None = None,
         structured_outputs: bool | None = None,
         system_role: SystemRole | None = None,
+        reads: Collection[AttachmentKind] | None = None,
         **request_options: object,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
@@ -118,6 +122,7 @@ class OpenAIChatModel:
                 f"{self._NAME} system_role must be 'system', 'developer', 'user' or None, got: {system_role!r}"
             )
         self._system_role: SystemRole | None = system_role
+        self._reads = _checked_reads(self._NAME, reads)
         self._request_options = dict(request_options)
         self._prepare()
 
@@ -209,6 +214,11 @@ class OpenAIChatModel:
         """Options of every request."""
         return dict(self._request_options)
 
+    @property
+    def reads(self) -> tuple[AttachmentKind, ...] | None:
+        """Kinds of attachments that it reads; None: its endpoint decides."""
+        return self._reads
+
     def check_key(self) -> None:
         """Raise `ValidationError` if the endpoint needs a key, and this process has none."""
         self._endpoint()
@@ -219,9 +229,15 @@ class OpenAIChatModel:
         Raises:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or sends an unusable answer.
             ValidationError: the endpoint needs a key, and there is none.
+            UnreadableAttachmentError: the endpoint refused an attachment.
         """
         endpoint = self._endpoint()
-        return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
+        try:
+            return await endpoint.complete(encode)
+        except Exception as error:
+            self._explain_refusal(error, messages)
+            raise
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer in the form of that schema if the endpoint supports schemas; otherwise, and for errors, see `chat`."""
@@ -230,7 +246,11 @@ class OpenAIChatModel:
         endpoint = self._endpoint()
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True, text=self._text)
         encode = partial(self._options.encode, messages, (), origin=endpoint.sender, has_offer=True)
-        return await endpoint.complete(encode, offer)
+        try:
+            return await endpoint.complete(encode, offer)
+        except Exception as error:
+            self._explain_refusal(error, messages)
+            raise
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -244,8 +264,21 @@ class OpenAIChatModel:
             return encode(roles, suffix=_STREAMING_WITH_USAGE if asks_usage else _STREAMING)
 
         async with aclosing(endpoint.stream(body)) as parts:
-            async for part in parts:
-                yield part
+            try:
+                async for part in parts:
+                    yield part
+            except Exception as error:
+                self._explain_refusal(error, messages)
+                raise
+
+    def _explain_refusal(self, error: Exception, messages: Sequence[ChatMessage]) -> None:
+        """Raise `UnreadableAttachmentError` if the endpoint refused an attachment."""
+        if not any(message.attachments for message in messages):
+            return
+        from ensemble_ray.llm.protocol.attachments import as_refusal, attached_to  # few messages have any
+
+        if (refusal := as_refusal(error, attached_to(messages), self._model)) is not None:
+            raise refusal from error
 
     def _endpoint(self) -> Endpoint:
         made = self._made
@@ -323,6 +356,7 @@ class OpenAIChatModel:
             "max_answer_time": self._max_answer_s,
             "structured_outputs": self._structured_outputs,
             "system_role": self._system_role,
+            "reads": self._reads,
             **self._request_options,
         }
 
@@ -347,10 +381,22 @@ class OpenAIChatModel:
             shown.append(f"structured_outputs={self._structured_outputs}")
         if self._system_role is not None:
             shown.append(f"system_role={self._system_role!r}")
+        if self._reads is not None:
+            shown.append(f"reads={self._reads!r}")
         # These may contain keys.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
         return f"{self._NAME}({', '.join(shown)})"
+
+
+def _checked_reads(owner: str, reads: Collection[AttachmentKind] | None) -> tuple[AttachmentKind, ...] | None:
+    if reads is None:
+        return None
+    known = get_args(AttachmentKind)
+    for each in (reads,) if isinstance(reads, str) else reads:
+        if each not in known:
+            raise ValidationError(f"{owner} reads must be kinds of [{', '.join(known)}], got: {each!r}")
+    return cast("tuple[AttachmentKind, ...]", tuple((reads,) if isinstance(reads, str) else reads))
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar, cast, overload
 
@@ -24,6 +25,7 @@ from ensemble_ray.definition.fields import (
     ParallelErrorStrategy,
     Workflow,
     escape_data,
+    fill_inputs,
     limit_model,
     resolve_model,
 )
@@ -55,6 +57,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.prompts.task import manager_prompts
 from ensemble_ray.text.answers import find_json
 from ensemble_ray.text.foreign_text import whole_json, whole_text
+from ensemble_ray.values.attachments import Attachment, attachments_in
 from ensemble_ray.values.delegation import Peer, spoken_role
 from ensemble_ray.values.ids import effect_name, instance_of
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
@@ -67,6 +70,8 @@ _GOAL = "Have the tasks done by the agents of the team, within the rules, and an
 _EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of the team gave."
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 _SHOWN = 100
+_UNSAFE_NAME = re.compile(r"[/\\:?#@%\0]")  # in a part of a path or a URL
+_MAY_ATTACH = (Attachment, list, tuple)  # types of inputs
 
 
 @overload
@@ -199,6 +204,8 @@ class ResolvedTasks:
     inputs: Mapping[str, str]
     workflow: Workflow
     models: TeamModels
+    #: inputs that are attachments
+    attached: Mapping[str, Sequence[Attachment]] = field(default_factory=dict[str, Sequence[Attachment]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,22 +221,33 @@ class Planned:
     peers: tuple[Peer, ...] = ()
     #: as declared, with their predicates and conditions
     units: Mapping[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
+    #: inputs that are attachments, read
+    attached: Mapping[str, Sequence[Attachment]] = field(default_factory=dict[str, Sequence[Attachment]])
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
     """Fill in variables and infer the workflow (S-ENG-1); `inputs` win over the ensemble's (S-DOM-66)."""
-    merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
+    given = {**definition.inputs, **(inputs or {})}
+    merged = {str(name): text_of(value) for name, value in given.items()}
+    attached = attached_inputs(given)
     tasks = tuple(definition.all_tasks)
     workflow = infer_workflow(definition)
     if definition.workflow is None:
         _log.info("Workflow inferred: %s", workflow.value)
     return ResolvedTasks(
-        tasks=_resolve_all(tasks, merged, definition.levels),
+        tasks=_resolve_all(tasks, merged, definition.levels, attached),
         keys=task_keys(tasks),
         inputs=merged,
         workflow=workflow,
         models=TeamModels(definition),
+        attached=attached,
     )
+
+
+def attached_inputs(inputs: Mapping[str, object]) -> dict[str, Sequence[Attachment]]:
+    """Return the inputs that are attachments or lists of them."""
+    given = {str(name): attachments_in(value) for name, value in inputs.items() if isinstance(value, _MAY_ATTACH)}
+    return {name: found for name, found in given.items() if found}
 
 
 def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
@@ -274,7 +292,14 @@ def plan_run(
         key: _without_parts(task, synthesized_agents.get(task.object_id))
         for task, key in zip(resolved.tasks, resolved.keys, strict=True)
     }
-    return Planned(plan=plan, tasks=tasks, agents=maker.agents, peers=maker.peers(), units=members.definitions)
+    return Planned(
+        plan=plan,
+        tasks=tasks,
+        agents=maker.agents,
+        peers=maker.peers(),
+        units=members.definitions,
+        attached=resolved.attached,
+    )
 
 
 def in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
@@ -308,6 +333,8 @@ def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerP
 
 def text_of(value: object) -> str:
     """Return an input as text (S-DOM-70) that can be encoded as UTF-8 (S-SEC-56); None is "" (S-TPL-4)."""
+    if isinstance(value, list | tuple) and (attached := attachments_in(value)):
+        return ", ".join(map(str, attached))
     return "" if value is None else whole_text(str(value))
 
 
@@ -354,7 +381,12 @@ def _plan_hierarchy(
     return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, peers=maker.peers(but=manager))
 
 
-def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Levels | None) -> tuple[Task, ...]:
+def _resolve_all(
+    tasks: tuple[Task, ...],
+    inputs: Mapping[str, str],
+    levels: Levels | None,
+    attached: Mapping[str, Sequence[Attachment]],
+) -> tuple[Task, ...]:
     """Fill in texts in list order, then make context refer to the resolved tasks (S-TPL-11)."""
     changes: dict[str, dict[str, object]] = {}
     for task in tasks:
@@ -363,6 +395,11 @@ def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Lev
         expected_output = resolve_template(escape_data(task.expected_output, data), inputs)
         if description is not task.description or expected_output is not task.expected_output:
             changes[task.object_id] = {"description": description, "expected_output": expected_output}
+        if task.attachments or attached:
+            fill = partial(fill_inputs, data=()) if levels is not None else resolve_template
+            added = resolve_attachments(task, inputs, attached, fill)
+            if added != task.attachments:
+                changes.setdefault(task.object_id, {})["attachments"] = added
     if not changes:
         return tasks
     resolved: dict[str, Task] = {}
@@ -373,6 +410,40 @@ def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str], levels: Lev
             changed["context"] = context
         resolved[task.object_id] = task.rewritten(**changed) if changed else task
     return tuple(resolved[task.object_id] for task in tasks)
+
+
+def resolve_attachments(
+    task: Task,
+    inputs: Mapping[str, str],
+    attached: Mapping[str, Sequence[Attachment]],
+    fill: Callable[[str, Mapping[str, str]], str],
+) -> tuple[Attachment, ...]:
+    """Return a task's attachments with their variables filled in, then the inputs that its texts name."""
+    declared = [each.with_source(fill(each.source, inputs)) if each.source else each for each in task.attachments]
+    named = [
+        found["name"]
+        for text in (task.description, task.expected_output)
+        for found in (_VARIABLE.finditer(text) if attached else ())
+    ]
+    return tuple(dict.fromkeys([*declared, *(each for name in named for each in attached.get(name, ()))]))
+
+
+def check_foreign_values(tasks: Iterable[Task], values: Mapping[str, object]) -> None:
+    """Refuse values of a client that would choose a directory or a host of the team's attachments (S-ATT-16).
+
+    Raises:
+        ValidationError: a value in a path or a URL is not one plain name.
+    """
+    for task in tasks:
+        for each in task.attachments:
+            for name in [found["name"] for found in _VARIABLE.finditer(each.source)]:
+                text = str(values.get(name) or "")
+                is_host = each.is_url and f"{{{name}}}" in each.source.split("/")[2] and bool(text)
+                if is_host or _UNSAFE_NAME.search(text) or text.startswith("."):
+                    raise ValidationError(
+                        f"Input '{name}' is a part of the path or URL of an attachment, so it must be one plain name and no host, got: "
+                        f"{text[:80]!r}"
+                    )
 
 
 def _without_parts(task: Task, made: Agent | None) -> Task:

@@ -247,6 +247,8 @@ def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:
         entries = ["- " + text.strip().replace("\n", "\n  ") for text in directives]
         parts.append("\n".join(["## Active Directives", *entries]))
     parts += [f"## Task\n{task.description}", f"## Expected Output\n{task.expected_output}"]
+    if task.attachments:  # the content follows the text, in this order (S-ATT-22)
+        parts.append("\n".join(["## Attachments", *[f"- {each.kind}: {each.name}" for each in task.attachments]]))
     if task.output_type is not None:
         from ensemble_ray.prompts.output_format import output_format_section  # needed only for typed tasks
 

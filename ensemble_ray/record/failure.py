@@ -218,7 +218,8 @@ def _next_of(run: RecordedRun, head: RunHead, state: RunState, ends: Sequence[Fa
     if fork := fork_advice(run.run_id, origin, ends, unit=head.failed_unit, command=command):
         return NextStep("Reuse its results", fork)
     inputs = " ".join(f"--input {shlex.quote(f'{name}={value}')}" for name, value in (head.header.inputs or {}).items())
-    if not origin or head.is_dynamic or head.source.overrides or len(inputs) > _INPUTS:
+    is_attached = "attached" in (head.header.definition or {})  # the record does not contain the paths of inputs
+    if not origin or head.is_dynamic or head.source.overrides or is_attached or len(inputs) > _INPUTS:
         return NextStep("Run it again when the cause is removed: no finished task can be reused")
     return NextStep("Run it again when the cause is removed", f"{command} run {shlex.quote(origin)} {inputs}".rstrip())
 

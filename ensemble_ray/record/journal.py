@@ -194,6 +194,12 @@ class MemoryJournal:
     def facts(self) -> list[Fact]:
         return [in_json_form(fact, epoch=epoch, seq=seq) for seq, (fact, epoch) in enumerate(self._facts, start=1)]
 
+    async def store_content(self, content: bytes) -> bool:  # noqa: ARG002  tasks keep their attachments
+        return False
+
+    async def read_content(self, sha256: str) -> bytes | None:  # noqa: ARG002
+        return None
+
     async def flush(self) -> None:
         """Return immediately: there is no pending write."""
 
@@ -212,6 +218,12 @@ class ForgetfulJournal:
 
     async def lookup_recorded(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  no instance has facts
         return {}
+
+    async def store_content(self, content: bytes) -> bool:  # noqa: ARG002  tasks keep their attachments
+        return False
+
+    async def read_content(self, sha256: str) -> bytes | None:  # noqa: ARG002
+        return None
 
     async def flush(self) -> None:
         """Return immediately: there is no pending write."""

@@ -28,7 +28,7 @@ from ensemble_ray.ports import Persistence
 from ensemble_ray.process.concurrency import bridge, run_blocking, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.head import RunHead, locate_errors, name_in, origin_in, read_head
-from ensemble_ray.record.identity.definition import run_data
+from ensemble_ray.record.identity.definition import recorded_inputs, run_data
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.fork import (
     ForkPlan,
@@ -42,6 +42,7 @@ from ensemble_ray.record.resume.reading import budget_of, options_of_fork, recor
 from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.recovery.resuming import plan_again, planned_form, recorded_definition, start_resumed
+from ensemble_ray.runs.attachments import copy_contents, detach_contents, read_attachments, read_inputs
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import name_of
 from ensemble_ray.runs.planned import check
@@ -165,9 +166,9 @@ async def offer_fork(
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, origin_in(header), call) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    recorded_inputs = header.inputs or {}
-    chosen = {**recorded_inputs, **(inputs or {})}
-    planned = await plan_again(_as_run(definition, header), chosen, facts)
+    before_inputs = recorded_inputs(header)
+    chosen = await read_inputs({**before_inputs, **(inputs or {})})
+    planned = await plan_again(_as_run(definition, header), chosen, facts, header)
     with locate_errors(found.location):
         before = recorded_plan(header.plan or {})
         if before.units or planned.plan.units:  # executions name the work
@@ -177,7 +178,7 @@ async def offer_fork(
             keys = {node_key(each) for each in done if delegating_call(each) is None}
             plan = plan_fork(planned.plan, keys, from_task)
     if inputs:
-        recorded = resolve_tasks(definition, {**chosen, **recorded_inputs})
+        recorded = resolve_tasks(definition, {**chosen, **before_inputs})
         _check_inputs(found.run_id, plan.keys, recorded, resolve_tasks(definition, chosen))
     known = {node.key: node.description for node in planned.plan.nodes}  # units have no description
     return ForkOffer(
@@ -271,6 +272,13 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
     owned = await offer.store.begin(run_id, origin=header.origin or "")
     try:
         planned, answers = await _plan_with_agents(offer, run_id, copies)
+        tasks = await read_attachments(list(planned.tasks.values()), recorded)
+        planned = replace(planned, tasks=dict(zip(planned.tasks, tasks, strict=True)))
+        attached = [each for task in tasks for each in task.attachments]
+        attached += [each for fact in copies for each in getattr(fact.data, "attachments", ())]  # results of tools
+        await copy_contents(attached, offer.store, offer.run_id, owned.journal)
+        for content in detach_contents(planned)[1]:
+            await owned.journal.store_content(content)
         described = run_data(planned, definition)
         names = ("plan", "definition", "workflow", "inputs", "agents", "digest")
         header = replace(header, **{name: getattr(described, name) for name in names})
@@ -320,13 +328,16 @@ def _as_run(definition: Ensemble, header: PlanRecorded) -> Ensemble:
 def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, now: ResolvedTasks) -> None:
     """Refuse inputs that change the texts of reused tasks."""
     before, after = (
-        {key: (task.description, task.expected_output) for key, task in zip(each.keys, each.tasks, strict=True)}
+        {
+            key: (task.description, task.expected_output, task.attachments)
+            for key, task in zip(each.keys, each.tasks, strict=True)
+        }
         for each in (recorded, now)
     )
     changed = [key for key in reused if before[key] != after[key]]
     if changed:
         named = ", ".join(f"'{key}'" for key in changed[:_NAMED])
         raise ValidationError(
-            f"Fork of run '{run_id}': the other inputs change the texts of tasks whose recorded outputs would be used: "
+            f"Fork of run '{run_id}': the other inputs change the texts or attachments of tasks whose recorded outputs would be used: "
             f"{named}. Fork from '{changed[0]}' or an earlier task"
         )

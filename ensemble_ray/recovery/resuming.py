@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from ensemble_ray.definition.fields import Durability, OnUnknown, Origin
@@ -14,10 +15,12 @@ from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, Vali
 from ensemble_ray.execute.effects import answers_before
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, kinds_of
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run, synthesize_agents
 from ensemble_ray.process.concurrency import bridge, run_blocking, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.head import RunHead, head_facts, read_head
+from ensemble_ray.record.identity.definition import recorded_inputs
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
@@ -27,6 +30,7 @@ from ensemble_ray.record.source import recorded_plan
 from ensemble_ray.record.stores import RecordedRun, RunStore, read_fork_advice
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.record.unknown_outcomes import read_begun_work
+from ensemble_ray.runs.attachments import restore_attachments
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import ResumeState
 from ensemble_ray.runs.planned import check
@@ -196,7 +200,7 @@ async def start_resumed(
         if has_caller:
             await check_outcomes(store, found, head, again)
     return definition.begin(
-        header.inputs or {},
+        recorded_inputs(header),
         runtime=runtime or header.runtime or None,
         run_id=found.run_id,
         options=options,
@@ -322,13 +326,19 @@ def recorded_definition(found: RecordedRun, source: Origin, call: str) -> Runnab
 
 
 async def plan_again(
-    definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact], *, is_replay: bool = False
+    definition: Ensemble,
+    inputs: Mapping[str, object],
+    facts: Sequence[Fact],
+    header: PlanRecorded,
+    *,
+    is_replay: bool = False,
 ) -> Planned:
     """Return the current plan for these inputs; recorded answers recreate agents that a model created.
 
     In a replay, a missing answer is an error; otherwise such an agent is created later.
     """
     resolved = check(definition, inputs)
+    resolved = replace(resolved, tasks=tuple(restore_attachments(resolved.tasks, header)))
     answers = answers_before(facts)
     try:
         agents = (

@@ -135,6 +135,7 @@ class InlineRun:
             body,
             header=work.header,
             preamble=work.preliminary,
+            contents=work.contents,
             resumed=None
             if claimed.recovery is None
             else claimed.recovery.resume(lambda instance: recall_output(outputs, instance), lambda failure: failure),

@@ -35,6 +35,7 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.runs.ports import RunRequest, Runtime, SubmissionReason
+from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN
 from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
@@ -355,4 +356,5 @@ def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> N
         if budget is None or node.agent_key is None:
             continue
         instructions = build_system_prompt(planned.agents[node.agent_key])
-        check_context_budget(node.key, budget, len(instructions) + len(render_parts(fixed_parts(task))))
+        attached = sum([each.estimated_tokens for each in task.attachments]) * CHARACTERS_PER_TOKEN
+        check_context_budget(node.key, budget, len(instructions) + len(render_parts(fixed_parts(task))) + attached)

@@ -53,6 +53,13 @@ from ensemble_ray.record.resume.reading import KeepOutput, read_answers, read_re
 from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.record.totals import UsageTally
 from ensemble_ray.record.units import EndedUnits, in_level_order, placed_outcome
+from ensemble_ray.runs.attachments import (
+    check_attachments,
+    detach_contents,
+    read_attachments,
+    read_inputs,
+    refuse_in_hierarchy,
+)
 from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, check_context_budgets, request_of
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun, claim_run, release_run
 from ensemble_ray.schedule.hierarchy import violations_of
@@ -192,13 +199,20 @@ class PlannedLauncher:
         return self._submitted is not None
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
-        resolved = check(self.definition, self._inputs)
+        inputs = await read_inputs({**self.definition.inputs, **(self._inputs or {})})
+        resolved = check(self.definition, inputs)
+        refuse_in_hierarchy(resolved.tasks, resolved.workflow)
+        header = None if scope.resumption is None else scope.resumption.header
+        tasks = await read_attachments(resolved.tasks, header)
+        if tasks is not resolved.tasks:
+            resolved = replace(resolved, tasks=tuple(tasks))
         agents = await self._synthesize(scope, resolved)
         if isinstance(agents, ExitReason):
             return agents
         prompts = await self._make_manager_prompts(scope, resolved, agents)
         self._planned = plan_run(self.definition, resolved, agents, prompts)
         check_context_budgets(self.definition, self._planned)
+        check_attachments(self._planned)
         plan = self._planned.plan
         return WorkSummary(
             workflow=plan.shown_workflow,
@@ -229,12 +243,17 @@ class PlannedLauncher:
         )
 
     async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> RunConclusion | ExitReason:
+        planned = self._planned
+        contents: Sequence[bytes] = ()
+        if scope.store_address is not None:
+            planned, contents = detach_contents(planned)
         work = PlannedWork(
-            planned=self._planned,
+            planned=planned,
             header=header,
             preliminary=tuple(self._preliminary),
             delegation_policies=self.definition.delegation_policies,
             submission=scope.submission,
+            contents=contents,
         )
         request = request_of(scope, self.definition, self._planned, capture_mode=mode)
         await restore_short_term(request, scope)

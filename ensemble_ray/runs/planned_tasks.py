@@ -247,10 +247,14 @@ class PlannedTasks:
         *,
         header: PlanRecorded,
         preamble: Sequence[Fact] = (),
+        contents: Sequence[bytes] = (),
         resumed: ResumePoint[Any, Any] | None = None,
         units: UnitPorts | None = None,
     ) -> None:
-        """`bodies` returns a task by its key; `header` has no time yet; `preamble` are effects before scheduling."""
+        """`bodies` returns a task by its key; `header` has no time yet; `preamble` are effects before scheduling.
+
+        `contents` of attachments are stored first.
+        """
         self.plan = plan
         self.source = machine_for(plan)
         self._units = None if units is None else UnitEvaluations(plan, self.source, outputs, units)
@@ -260,6 +264,7 @@ class PlannedTasks:
         self._journal = journal
         self._header = header
         self._preamble = preamble
+        self._contents = contents
         self._resumed = resumed
         self._recorded = RecordedResults(resumed)
         self._outputs = outputs
@@ -283,6 +288,9 @@ class PlannedTasks:
         self._reporter = reporter
         if self._units is not None:
             self._units.open(reporter.notify, reporter.break_off, self._journal.now)
+        for content in self._contents:
+            await self._journal.journal.store_content(content)
+        self._contents = ()
         if self._resumed is not None:
             return await self._resume(self._resumed)
         self._started_at = self._journal.now()

@@ -92,6 +92,7 @@ class PlannedWork:
     preliminary: Sequence[Fact] = ()  # calls of a synthesizer before scheduling (S-SET-46)
     delegation_policies: Sequence[object] = ()  # called in order for every delegation
     submission: SubmissionReason = SubmissionReason.FIRST
+    contents: Sequence[bytes] = ()  # of attachments, to be stored in the record
 
 
 class SubmittedRun(Protocol):

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Annotated, Literal, cast, get_args
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 from sse_starlette import ServerSentEvent
@@ -39,6 +40,7 @@ from ensemble_ray.studio.processes import RunProcesses
 from ensemble_ray.studio.reading import GroupKey, RunSearch, SortKey, StudioReader
 from ensemble_ray.studio.views.steps import cut_detail, text_of
 from ensemble_ray.text.foreign_text import whole_data, whole_text
+from ensemble_ray.values.attachments import shown_type
 
 _MOST_DOCUMENTS = 4  # exports and files that are sent at the same time (S-STU-175)
 
@@ -447,6 +449,7 @@ async def _folder(studio: Studio, request: Request) -> FilesFolder:
 
 
 _Short = Annotated[str, Query(max_length=1000)]
+_Digest = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$")]
 _Sort = Annotated[str, Query(pattern=f"^-?({'|'.join(get_args(SortKey))})$")]  # descending with `-`
 _MILLIS_DIGITS = 11
 _DATE_CHARACTERS, _DAY_S = 10, 86_400
@@ -530,14 +533,28 @@ async def get_text(run_id: str, step_id: str, studio: StudioDependency, request:
     text = text_of(await bridge(studio.reader.step(run_id, step_id, visitor)), field)
     if text is None:
         raise http_server.not_found("text", field)
-    body = whole_text(text).encode()
+    return _long_answer(studio, whole_text(text).encode(), media_type="text/plain; charset=utf-8")
+
+
+def _long_answer(studio: Studio, body: bytes, *, media_type: str, headers: Mapping[str, str] | None = None) -> Response:
     if len(body) <= _LONG_BYTES:
-        return PlainTextResponse(body)
+        return Response(body, media_type=media_type, headers=headers)
 
     async def write(file: IO[bytes]) -> None:
         await threads.run(file.write, body)
 
-    return SpooledAnswer(studio, write, media_type="text/plain; charset=utf-8")
+    return SpooledAnswer(studio, write, media_type=media_type, headers=headers)
+
+
+@router.get("/runs/{run_id}/attachments/{digest}")
+async def get_attachment(run_id: str, digest: _Digest, studio: StudioDependency, request: Request) -> Response:
+    """The type is that of the content. A content of another type than pictures and audio is a download."""
+    visitor = await studio.guard.admit(request, Right.READ)
+    body = await bridge(studio.reader.attachment(run_id, digest, visitor))
+    media_type, headers = shown_type(body), {"content-security-policy": "default-src 'none'; sandbox"}
+    if media_type is None:
+        headers["content-disposition"] = "attachment"
+    return _long_answer(studio, body, media_type=media_type or "application/octet-stream", headers=headers)
 
 
 @router.get("/runs/{run_id}/steps/{step_id:path}")
@@ -594,9 +611,10 @@ _TYPES = {
     ".ico": "image/x-icon",
     ".webmanifest": "application/manifest+json",
 }
-#: Scripts, styles and connections of this origin, and no inline code.
+#: Scripts, styles and connections of this origin, and no inline code. Pictures and audio of runs need a key, so the page loads
+#: them as data.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 

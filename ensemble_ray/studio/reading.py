@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from http import HTTPStatus
 from typing import Literal, NamedTuple, get_args
 
@@ -581,6 +582,14 @@ class StudioReader:
         return detail_of(
             seen.view.steps.show(state).row(), facts, seen.view.totals.head.header, reviews=reviews, question=question
         )
+
+    async def attachment(self, run_id: str, digest: str, visitor: Visitor) -> bytes:
+        """Return the content of an attachment by its SHA-256."""
+        await self.check_visible(run_id, visitor)
+        content = await self._store.read_content(run_id, digest)
+        if content is None or await threads.run(lambda: sha256(content).hexdigest()) != digest:
+            raise not_found("attachment", digest)
+        return content
 
     async def flow(self, run_id: str, visitor: Visitor, view: FlowView) -> schemas.FlowSchema:
         seen = await self._see(run_id, visitor)

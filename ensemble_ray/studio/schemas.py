@@ -535,9 +535,20 @@ class LiveSteps(StepList):
     run: RunDetailSchema
 
 
+class AttachmentSchema(StudioSchema):
+    """A picture, audio or a file. `GET api/studio/runs/ID/attachments/SHA256` returns its content."""
+
+    kind: str  # `image`, `audio` or `file`
+    name: Text
+    media_type: Text
+    size_bytes: int
+    sha256: str
+
+
 class MessageSchema(StudioSchema):
     role: str
     content: Text
+    attachments: list[AttachmentSchema] = []
 
 
 class RequestedCall(StudioSchema):
@@ -590,6 +601,7 @@ class ToolCallDetail(StudioSchema):
     iteration: int | None = None
     repairs: list[Text] = []  # of the arguments
     log: list[Text] = []  # lines that it logged and printed
+    attachments: list[AttachmentSchema] = []
 
 
 class GuardrailCheck(StudioSchema):

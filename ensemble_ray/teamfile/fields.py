@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pydantic
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.definition.ensemble import HierarchicalConstraints
 from ensemble_ray.definition.run_options import RetryPolicy
@@ -62,6 +62,8 @@ from ensemble_ray.teamfile.section import (
     text_in,
 )
 from ensemble_ray.teamfile.tools import Tool
+from ensemble_ray.values.attachments import KINDS as ATTACHMENT_TYPES
+from ensemble_ray.values.attachments import Attachment, attachment_of, attachments_in
 from ensemble_ray.values.memory import MemoryScope
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.reviews import Review
@@ -83,6 +85,9 @@ class _Endpoint(FileSection):
     system_role: Text = key(
         "Role of system messages: system, developer, or user, which puts them before the first question; without it the "
         "first refusal decides."
+    )
+    reads: list[Text] = key(
+        "Kinds of attachments that the model reads: image, audio, file; without it the endpoint decides."
     )
     extra_query: FreeMapping = key("Further parameters of the URL's query, such as api-version. No keys here.")
     max_retries: Whole = key("How often the model itself repeats a failed call, in addition to the team's retries.")
@@ -346,6 +351,42 @@ ScopeNames = Annotated[
 ]
 
 
+class _AttachmentKeys(FileSection):
+    called = "the attachment"
+    image: Text = key("Path of a picture, relative to this file, or its URL; a template.")
+    audio: Text = key("Path of a sound, relative to this file, or its URL; a template.")
+    file: Text = key("Path of another file, relative to this file, or its URL; a template.")
+    name: Text = key("Its file name for the model; default: from the path or URL.")
+    media_type: Text = key("Such as image/png; default: from its content.")
+    allow_private_hosts: Flag = key("Whether the URL may lead to private addresses. Default: false.")
+
+
+def _read_attachment(node: object, info: ValidationInfo) -> Attachment:
+    reading = context_of(info)
+    if not isinstance(node, Entries):
+        return attachment_of(_place_of(reading, require_text(node)))
+    values = _AttachmentKeys.model_validate(node, context=reading).values()
+    kinds = [kind for kind in ATTACHMENT_TYPES if kind in values]
+    if len(kinds) != 1:
+        raise ValidationError("must have one of the keys 'image', 'audio' and 'file'")
+    return ATTACHMENT_TYPES[kinds[0]](_place_of(reading, values.pop(kinds[0])), **values)
+
+
+def _place_of(reading: Reading, source: str) -> str:
+    return source if _SCHEME.match(source) else str(reading.resolve_path(source))
+
+
+_SCHEME = re.compile(r"(https?://|data:)", re.IGNORECASE)
+_AttachmentForm = str | _AttachmentKeys
+Attachments = Annotated[
+    list[Annotated[object, PlainValidator(_read_attachment, json_schema_input_type=_AttachmentForm)]],
+    BeforeValidator(
+        lambda node: node if isinstance(node, Items) else [node],
+        json_schema_input_type=_AttachmentForm | list[_AttachmentForm],
+    ),
+]
+
+
 class _SqliteKeys(FileSection):
     called = "the memory file"
     path: PathText = key("The file, relative to this file; created on first use.", is_required=True)
@@ -500,13 +541,15 @@ _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 
 
 def text_of_item(value: object) -> str:
-    """Return a value as prompts show it: text unchanged, None as an empty text, others as JSON."""
-    if isinstance(value, str):
-        return value
+    """Return a value as prompts show it: text unchanged, None as an empty text, a file by its name, others as JSON."""
+    if isinstance(value, str | Attachment):
+        return str(value)
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _fields_of(item: object) -> dict[str, object]:
+    if isinstance(item, Attachment):
+        return {_ITEM: item, "name": item.name, "media_type": item.media_type}
     fields = cast("Mapping[object, object]", item).items() if isinstance(item, Mapping) else ()
     return {_ITEM: item, **{str(name): value for name, value in fields}}
 
@@ -531,8 +574,14 @@ class _Prompt:
         """Return the data for the digest of a definition (S-MR-173)."""
         return task_data(self.task)
 
-    def _build(self, values: Mapping[str, object], **changes: Any) -> Task:
-        texts = {name: _fill(getattr(self.task, name), values) for name in ("description", "expected_output")}
+    def _build(self, values: Mapping[str, object], *, attached: Sequence[Attachment] = (), **changes: Any) -> Task:
+        templates = {name: getattr(self.task, name) for name in ("description", "expected_output")}
+        texts = {name: _fill(template, values) for name, template in templates.items()}
+        named = {found["name"] for template in templates.values() for found in _VARIABLE.finditer(template)}
+        shown = [each for name, value in values.items() if name in named for each in attachments_in(value)]
+        if attached or shown or self.task.attachments:
+            own = [each.with_source(_fill(each.source, values)) for each in self.task.attachments]
+            changes["attachments"] = list(dict.fromkeys([*own, *attached, *shown]))
         return self.task.replace(**{**texts, **changes})
 
 
@@ -560,7 +609,7 @@ class ItemPrompt(_Prompt):
         problem = self.problem(item)
         if problem is not None:
             raise ValidationError(f"The item '{text_of_item(item)[:80]}': {problem}")
-        return self._build(_fields_of(item))
+        return self._build(_fields_of(item), attached=(item,) if isinstance(item, Attachment) else ())
 
     def problem(self, item: object) -> str | None:
         """Return the reason why no task can be made of an item, or None (S-MR-171)."""
@@ -570,7 +619,7 @@ class ItemPrompt(_Prompt):
             return None
         listed = ", ".join(f"'{name}'" for name in missing)
         what = "field" if len(missing) == 1 else "fields"
-        if not isinstance(item, Mapping):
+        if not isinstance(item, Mapping | Attachment):
             kind = type(item).__name__
             return f"it is a {kind} without fields, and the prompt names the {what} {listed}: write {{{_ITEM}}} for all of it"
         fields = [name for name in known if name != _ITEM]
@@ -591,6 +640,8 @@ class AllItemsPrompt(_Prompt):
     def __call__(self, items: Sequence[object]) -> Task:
         listed = "\n".join(text_of_item(item) for item in items)
         task = self._build({_ITEMS: listed})
+        if attached := attachments_in(list(items)):
+            task = task.replace(attachments=[*task.attachments, *attached])
         if any(found["name"] == _ITEMS for found in _VARIABLE.finditer(self.task.description)):
             return task
         return task.replace(description=f"{task.description}\n\n{listed}")

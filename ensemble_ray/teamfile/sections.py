@@ -38,6 +38,7 @@ from ensemble_ray.plan.planner import AgentSynthesizer
 from ensemble_ray.ports import Dashboard
 from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
 from ensemble_ray.teamfile.fields import (
+    Attachments,
     Memory,
     Model,
     ReflectionName,
@@ -220,6 +221,9 @@ class ItemTaskKeys(FileSection):
     output_type: OutputTypeName = key("Type of the answer: str, int, float, bool, list, dict, or module:Class.")
     input_guardrails: GuardrailNames = key("Called before the task begins, each as module:function.")
     output_guardrails: GuardrailNames = key("Called with the answer, each as module:function.")
+    attachments: Attachments = key(
+        "Pictures, audio and files for the model: paths or URLs, or sections with image, audio or file. Templates as well."
+    )
     handler: HandlerName = key("Does the task without a model, as module:function.")
     reflection_config: ReflectionName = key(
         "Whether the model reflects on its outputs to improve later runs: true, or a section with a model or a strategy."
@@ -430,10 +434,10 @@ def _read_items(node: object, info: ValidationInfo) -> ItemSource:
             keys = _CsvKeys.model_validate(node, context=reading)
             return source_of(CsvFile(keys.csv, keys.delimiter, keys.encoding or CSV_ENCODING))
         return source_of(DeadLetters(_DeadLetterKeys.model_validate(node, context=reading).dead_letters))
-    raise ValidationError("must be the path of a file, a list, csv: PATH, or dead_letters: PATH")
+    raise ValidationError("must be the path of a file or folder, a list, csv: PATH, or dead_letters: PATH")
 
 
-_ItemsText = Annotated[str, Field(pattern=r"\.(jsonl|csv|parquet)$")]
+_ItemsText = Annotated[str, Field(pattern=r"\.(jsonl|csv|parquet)$|/|\*")]
 _ItemsList = Annotated[list[Any], Field(min_length=1)]
 _Items = Annotated[
     object, PlainValidator(_read_items, json_schema_input_type=_ItemsText | _ItemsList | _CsvKeys | _DeadLetterKeys)
@@ -447,7 +451,8 @@ class MapReduceKeys(FileSection):
     called = "the map-reduce"
     first = ("items", "map", "reduce", "direct", *MapReduceDefinition.__annotations__)
     items: _Items = key(
-        "The items: the path of a .jsonl, .csv or .parquet file, relative to this file; a list; csv: PATH; or dead_letters: PATH."
+        "The items: the path of a .jsonl, .csv or .parquet file, relative to this file; a folder (`photos/`) or a pattern "
+        "(`photos/*.jpg`) of files; a list; csv: PATH; or dead_letters: PATH."
     )
     map: ItemTaskKeys = key(
         "The task of an item. In its texts {name} is a field of the item, {item} the whole item.", is_required=True

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCall, ScriptedModel
+from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCall, ScriptedModel, assert_attached
 
 if TYPE_CHECKING:
     from ensemble_ray.testing.model_server import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Difference", "Fault", "ManualClock", "ModelServer", "RawAnswer", "RecordingSink", "Replay", "Reply", "ScriptedCall",
-    "ScriptedModel", "ServedRequest", "replay", "tool_loop",
+    "ScriptedModel", "ServedRequest", "assert_attached", "replay", "tool_loop",
 ]  # fmt: skip
 
 

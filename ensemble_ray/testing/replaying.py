@@ -40,7 +40,7 @@ from ensemble_ray.ports import Persistence, Services
 from ensemble_ray.process.concurrency import SystemClock, run_blocking, threads
 from ensemble_ray.record.head import locate_errors, origin_in, read_head
 from ensemble_ray.record.history import RunHistory
-from ensemble_ray.record.identity.definition import compare_fields
+from ensemble_ray.record.identity.definition import compare_fields, recorded_inputs
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.reading import recorded_options
 from ensemble_ray.record.source import FoldedSource, RecordedStimuli, path_of_question
@@ -239,6 +239,14 @@ class _ReplayJournal:
         )
         if found is not None:
             self.report(found, instance=fact.instance)
+
+    async def store_content(self, content: bytes) -> bool:
+        del content  # the record contains it
+        return True
+
+    async def read_content(self, sha256: str) -> bytes | None:
+        del sha256  # no model is called
+        return None
 
     async def flush(self) -> None: ...
 
@@ -522,7 +530,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     loaded = await threads.run(_definition, found, header) if ensemble is None else ensemble
     definition = planned_form(loaded)
     options = recorded_options(header)
-    planned = await plan_again(definition.with_options(options), header.inputs or {}, facts, is_replay=True)
+    planned = await plan_again(definition.with_options(options), recorded_inputs(header), facts, header, is_replay=True)
     if changed := compare_fields(header.plan or {}, planned.plan.to_dict()):
         path, old, new = changed[0].path, changed[0].recorded, changed[0].current
         first = Difference(where="the plan", what=path, recorded=old, current=new)

@@ -24,7 +24,8 @@ from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.events import Event
 from ensemble_ray.ports import services
 from ensemble_ray.process.concurrency import call_user, new_lock
-from ensemble_ray.testing.model_server.script import Reply
+from ensemble_ray.testing.model_server.script import Reply, ServedRequest
+from ensemble_ray.values.attachments import Attachment, AttachmentKind, File
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import (
     ChatMessage,
@@ -56,6 +57,11 @@ class ScriptedCall:
         """Text of the last message."""
         return (self.messages[-1].content or "") if self.messages else ""
 
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """Attachments of all messages, in order, with their contents."""
+        return tuple([each for message in self.messages for each in message.attachments])
+
 
 _Raised = BaseException | type[BaseException]
 ScriptEntry = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | _Raised | Callable[[ScriptedCall], object]
@@ -71,6 +77,7 @@ class ScriptedModel:
     Args:
         entries: The script, in order.
         otherwise: Answers every call after the last entry; without it such a call fails.
+        reads: Kinds of attachments that it reads, of `image`, `audio` and `file`.
 
     Examples:
         >>> import asyncio
@@ -81,7 +88,10 @@ class ScriptedModel:
         'hello'
     """
 
-    def __init__(self, *entries: ScriptEntry, otherwise: ScriptEntry | None = None) -> None:
+    def __init__(
+        self, *entries: ScriptEntry, otherwise: ScriptEntry | None = None, reads: Collection[AttachmentKind] = ()
+    ) -> None:
+        self.reads = tuple(reads)
         self._entries = entries
         self._otherwise = otherwise
         self._calls: list[ScriptedCall] = []
@@ -138,7 +148,7 @@ class ScriptedModel:
         return await _resolve(entry, call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_double_or_handle, (self._id,))
+        return (_double_or_handle, (self._id, self.reads))
 
     def __repr__(self) -> str:
         return f"ScriptedModel({len(self._entries)} entries, {len(self._calls)} calls)"
@@ -149,6 +159,7 @@ class ScriptedModelHandle:
     """A scripted model of another process."""
 
     double_id: str
+    reads: tuple[AttachmentKind, ...] = ()
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Call the owner of the script."""
@@ -167,7 +178,13 @@ class ScriptedModelHandle:
             raise IllegalStateError("ScriptedModel: this copy is outside the run of the process that owns the script")
         payload = {
             "id": self.double_id,
-            "messages": [asdict(message) for message in messages],
+            "messages": [
+                {
+                    **asdict(replace(message, attachments=())),
+                    "attachments": [_packed(each) for each in message.attachments],
+                }
+                for message in messages
+            ],
             "tools": [
                 {"name": each.name, "description": each.description, "parameters": each.parameters} for each in tools
             ],
@@ -175,7 +192,7 @@ class ScriptedModelHandle:
         return _reply_from(cast("Mapping[str, Any]", await here.driver.ask(SERVICE, payload)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_double_or_handle, (self.double_id,))
+        return (_double_or_handle, (self.double_id, self.reads))
 
 
 async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]:
@@ -185,7 +202,10 @@ async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]
         gone = "ScriptedModel: its owner has let go of it; keep a reference for as long as the run lasts"
         return {"error": _error_data(IllegalStateError(gone))}
     try:
-        messages = [_rebuild(ChatMessage, data) for data in cast("Sequence[Mapping[str, Any]]", payload["messages"])]
+        messages = [
+            _rebuild(ChatMessage, {**data, "attachments": tuple([_unpacked(each) for each in data["attachments"]])})
+            for data in cast("Sequence[Mapping[str, Any]]", payload["messages"])
+        ]
         tools = [ToolSpec(**data) for data in cast("Sequence[dict[str, Any]]", payload["tools"])]
         response, fragments = await double.reply(messages, tools)
     except Exception as error:  # noqa: BLE001  the caller receives any error of the script
@@ -209,9 +229,9 @@ def has_live_doubles() -> bool:
     return any(live_double(double_id) is not None for double_id in list(_doubles))
 
 
-def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
+def _double_or_handle(double_id: str, reads: tuple[AttachmentKind, ...] = ()) -> ScriptedModel | ScriptedModelHandle:
     """Rebuild a pickled model: the model itself in its process, a handle elsewhere."""
-    return live_double(double_id) or ScriptedModelHandle(double_id)
+    return live_double(double_id) or ScriptedModelHandle(double_id, reads)
 
 
 async def _resolve(entry: object, call: ScriptedCall) -> _Scripted:
@@ -254,6 +274,14 @@ def _rebuild(kind: Callable[..., T], data: Mapping[str, Any]) -> T:
     return kind(**{**data, "tool_calls": calls, "provider_fields": known})
 
 
+def _packed(attachment: Attachment) -> dict[str, object]:
+    return {**attachment.to_json(), "content": base64.b64encode(attachment.require_data()).decode()}
+
+
+def _unpacked(data: Mapping[str, Any]) -> Attachment:
+    return Attachment.from_json(data).with_data(base64.b64decode(data["content"]))
+
+
 def _error_data(error: Exception) -> Mapping[str, str]:
     return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(ErrorChain(error))).decode()}
 
@@ -271,6 +299,26 @@ def _reply_from(data: Mapping[str, Any]) -> _Scripted:
     response = cast("Mapping[str, Any]", data["response"])
     usage = None if response["usage"] is None else TokenUsage(**response["usage"])
     return _rebuild(ChatResponse, {**response, "usage": usage}), data["fragments"]
+
+
+def assert_attached(call: ScriptedCall | ServedRequest, *expected: Attachment | bytes | str | os.PathLike[str]) -> None:
+    """Assert that a `ScriptedCall` or a `ServedRequest` has these attachments, in this order; contents are compared.
+
+    Args:
+        call: The call that a double received.
+        expected: Attachments with contents or hashes, bytes, or paths.
+
+    Raises:
+        AssertionError: the call has others. The message lists both.
+    """
+    wanted = [each if isinstance(each, Attachment) and each.is_read else _read(each) for each in expected]
+    if [each.sha256 for each in wanted] != [each.sha256 for each in call.attachments]:
+        shown = ", ".join(map(repr, call.attachments)) or "none"
+        raise AssertionError(f"attachments of the call: {shown}; expected: {', '.join(map(repr, wanted)) or 'none'}")
+
+
+def _read(expected: Attachment | bytes | str | os.PathLike[str]) -> Attachment:
+    return expected.read() if isinstance(expected, Attachment) else File(expected).read()
 
 
 class ManualClock:

@@ -42,6 +42,7 @@ from ensemble_ray.tools.user_code import (
     collect_here,
     render_value,
 )
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.reviews import OnTimeoutAction, Review, ReviewDecision
 
@@ -62,16 +63,20 @@ class ToolResult:
     output: str = ""  # for the model
     error_message: str | None = None  # None: a success
     structured_output: Any = None  # for programs; the model does not see it
+    attachments: tuple[Attachment, ...] = ()  # the model sees them after the results of its turn
 
     @classmethod
     def success(cls, output: object, structured_output: object = None) -> ToolResult:
         """Return a success. `output` is converted to text like the return value of a `@tool` function; None becomes "".
 
-        Data (a model, mapping, list, tuple, set or dataclass) is also the structured output, unless one is passed.
+        Data (a model, mapping, list, tuple, set or dataclass) is also the structured output, unless one is passed. An
+        attachment, or a list of texts and attachments, becomes a text that names them, and `attachments`.
 
         Raises:
             ResultError: `output` has no text.
         """
+        if (split := split_attachments(output)) is not None:
+            return cls(split[0], None, structured_output, split[1])
         try:
             text = render_value(output)
         except ResultError as error:
@@ -91,9 +96,26 @@ class ToolResult:
         return self.error_message is None
 
 
+def split_attachments(value: object) -> tuple[str, tuple[Attachment, ...]] | None:
+    """Return the text and the attachments of a value that is one, or a list or tuple with one; None: it has none."""
+    parts = cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,)
+    attachments = tuple([each for each in parts if isinstance(each, Attachment)])
+    if not attachments:
+        return None
+    texts = [mention(each) if isinstance(each, Attachment) else render_value(each) for each in parts]
+    return "\n".join(texts), attachments
+
+
+def mention(attachment: Attachment) -> str:
+    """Return the text that stands for an attachment in the result of a tool."""
+    return f"[{attachment.kind} {attachment.name or 'without a name'}]"  # a URL may contain a key
+
+
 def as_result(value: object, tool_name: str = "") -> ToolResult:
     if isinstance(value, ToolResult):
         return value
+    if (split := split_attachments(value)) is not None:
+        return ToolResult(split[0], None, None, split[1])
     return ToolResult.success(render_value(value, f"Tool '{tool_name}'" if tool_name else "A tool"))
 
 
@@ -107,12 +129,14 @@ class ToolOutcome:
     asks_again: bool = False  # it raised `TryAgain`
     repairs: tuple[str, ...] = ()  # of the arguments before the call (S-LLM-43)
     log: tuple[str, ...] = ()  # lines that it logged and printed (S-TOOL-35)
+    attachments: tuple[Attachment, ...] = ()
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:
     """Return the outcome of an AgentTool's result (S-TOOL-22)."""
     if result.is_success:
-        return ToolOutcome(render_value(result.output), "success", result.structured_output)
+        text = render_value(result.output)
+        return ToolOutcome(text, "success", result.structured_output, attachments=tuple(result.attachments))
     return ToolOutcome(f"Error: {result.error_message}", "failure")
 
 
@@ -120,6 +144,8 @@ def outcome_of_return(value: object, tool_name: str = "") -> ToolOutcome:
     """Return the outcome of a `@tool` function's value (S-TOOL-14); text with the prefix `Error:` is a failure (S-TOOL-15)."""
     if isinstance(value, ToolResult):
         return outcome_of_result(value)
+    if (split := split_attachments(value)) is not None:
+        return ToolOutcome(split[0], attachments=split[1])
     failed = isinstance(value, str) and value.startswith("Error:")
     return ToolOutcome(render_value(value, f"Tool '{tool_name}'"), "failure" if failed else "success")
 

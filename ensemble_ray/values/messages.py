@@ -8,6 +8,7 @@ from typing import Literal, Union, cast
 
 from ensemble_ray.text.answers import split_reasoning
 from ensemble_ray.text.foreign_text import whole_json, whole_text
+from ensemble_ray.values.attachments import Attachment
 
 Role = Literal["system", "user", "assistant", "tool"]
 #: Effect of a tool call (S-DUR-20): `none`: it reads; `idempotent`: the same key has an effect once; `once`: never repeat it.
@@ -85,6 +86,7 @@ class ChatMessage:
     tool_call_id: str | None = None
     name: str | None = None
     provider_fields: ProviderFields | None = None
+    attachments: Sequence[Attachment] = ()  # sent after the text
 
 
 class Reasoning(str):

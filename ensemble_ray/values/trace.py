@@ -148,6 +148,7 @@ class CapturedMessage(Value):
     content: str | None = None
     tool_calls: tuple[Mapping[str, str], ...] = ()  # `{id, name, arguments}` (S-SET-13)
     tool_name: str | None = None
+    attachments: tuple[JsonObject, ...] = Field(default=(), exclude_if=not_)  # references (S-ATT-30)
 
 
 class ToolCallTrace(Value):
@@ -163,6 +164,7 @@ class ToolCallTrace(Value):
     outcome: Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
     repairs: tuple[str, ...] = Field(default=(), exclude_if=not_)  # of the arguments, as short texts (S-LLM-43)
     log: tuple[str, ...] = Field(default=(), exclude_if=not_)  # lines that it logged and printed (S-TOOL-35)
+    attachments: tuple[JsonObject, ...] = Field(default=(), exclude_if=not_)  # references (S-ATT-63)
     parsed_input: JsonObject | None = None  # capture mode full only
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
@@ -198,6 +200,7 @@ class TaskPrompts(Value):
     system_prompt: str
     user_prompt: str
     history: tuple[CapturedMessage, ...] = Field(default=(), exclude_if=lambda said: not said)  # messages between them
+    attachments: tuple[JsonObject, ...] = Field(default=(), exclude_if=not_)  # references, in the user prompt's order
 
 
 class DelegationTrace(Value):

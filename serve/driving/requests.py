@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
-from ensemble_ray.plan.planner import TaskDependencyGraph
+from ensemble_ray.plan.planner import TaskDependencyGraph, check_foreign_values
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.serve import schemas
@@ -23,6 +23,7 @@ from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, TeamName, kno
 from ensemble_ray.serve.driving.ledger import LedgerEntry
 from ensemble_ray.serve.schemas import ItemsDataset, NewRun, NewTask, Refusal, TaskOverride
 from ensemble_ray.teamfile import Runnable
+from ensemble_ray.values.attachments import KINDS
 from ensemble_ray.values.ids import new_run_id
 
 _SHORT = 50
@@ -44,10 +45,50 @@ def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]
         raise _refuse("TASKS_INVALID", str(error)) from error
 
 
+def inputs_of(asked: NewRun) -> dict[str, object]:
+    """Return the inputs; an object such as `{"image": "data:image/png;base64,..."}` is an attachment (S-ATT-15)."""
+    return {name: _input_of(name, value, asked) for name, value in asked.inputs.items()}
+
+
+def _input_of(name: str, value: JsonValue, asked: NewRun) -> object:
+    if not isinstance(value, dict) or not value.keys() <= {*KINDS, "name"}:
+        return value
+    match [(kind, each) for kind, each in value.items() if kind in KINDS]:
+        case [(kind, str(source))] if source[:5].lower() == "data:":
+            called = value.get("name")
+            try:
+                return KINDS[kind](source, name=called if isinstance(called, str) else None)
+            except ValidationError as error:
+                text = f"inputs.{name}: {error}"
+        case [(_, str(source))] if source[:8].lower().startswith(("http://", "https://", "file:")):
+            text = f"inputs.{name}: the content of an attachment must be a data URL"
+        case _:
+            return value
+    raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text, run_id=asked.run_id)
+
+
+def _check_sources(definition: Runnable, asked: NewRun) -> None:
+    """Refuse values that would choose a file of the server or a host (S-ATT-16)."""
+    if isinstance(definition, Ensemble):
+        tasks: Sequence[Task] = list(definition.all_tasks)
+    else:
+        templates = (getattr(definition, name, None) for name in ("map_task", "direct_task"))
+        tasks = [task for each in templates if isinstance(task := getattr(each, "task", None), Task)]
+    if not any(task.attachments for task in tasks):
+        return
+    rows = asked.items if isinstance(asked.items, list) else []
+    try:
+        check_foreign_values(tasks, asked.inputs)
+        for row in rows:
+            check_foreign_values(tasks, {"item": row, **row} if isinstance(row, dict) else {"item": row})
+    except ValidationError as error:
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", str(error), run_id=asked.run_id) from error
+
+
 def count_tasks(definition: Runnable, asked: NewRun) -> int:
     assert isinstance(definition, Ensemble)  # noqa: S101  `change_team` returned it
     try:
-        return len(definition.plan(asked.inputs).nodes)
+        return len(definition.plan(inputs_of(asked)).nodes)
     except PromptTemplateError as error:
         raise _inputs_missing(str(error), tuple(error.missing_variables), asked) from error
     except ValidationError as error:
@@ -282,6 +323,8 @@ def checked_entry(
     changed = change_team(team.definition, asked, tools)
     unknown = _refuse_unknown_inputs(asked, team, changed)
     missing = tuple(name for name in team.info.inputs if name not in asked.inputs)
+    inputs_of(asked)
+    _check_sources(changed, asked)
     if changed is not team.definition:
         tasks: int | None = count_tasks(changed, asked)
     elif missing:

@@ -34,7 +34,7 @@ from ensemble_ray.serve import schemas
 from ensemble_ray.serve.callers import code_of, describe_refusal, failure_of, is_refusal, status_of_name
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam
 from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
-from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, items_of, options_of
+from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, inputs_of, items_of, options_of
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import node_key
@@ -344,7 +344,7 @@ class RunsTeam:
         span = parse_traceparent(asked.traceparent or "")  # earlier releases accepted invalid values
         with use_traceparent("" if span is None else str(span)):  # S-INT-38
             options = options_of(asked, active.team.definition, self._limits)
-            return definition.begin(asked.inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
+            return definition.begin(inputs_of(asked), runtime=runtime, run_id=run_id, options=options, is_watched=False)
 
     def _definition(self, active: ActiveRun) -> Runnable:
         items: object = items_of(active.asked, self._limits, self._datasets)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
@@ -192,6 +193,30 @@ async def test_nothing_appended_is_a_wait_for_what_was(journal: Journal, record:
     await journal.append([_fact()])
     await journal.append([], until=Persistence.COMMITTED)
     assert len(await record.read()) == 1
+
+
+@pytest.mark.parametrize("content", [b"text", bytes(range(256)), b"\xff" * 3_000_000])
+async def test_content_is_stored_once_under_its_hash(journal: Journal, record: Record, content: bytes) -> None:
+    """S-ATT-31, S-ATT-33: for every writer of the run, committed when the call returns; memory stores none."""
+    digest = sha256(content).hexdigest()
+    is_stored = await journal.store_content(content)
+    other = await record.second()
+    assert await other.store_content(content) is is_stored
+    assert is_stored is not isinstance(journal, MemoryJournal)
+    assert await other.read_content(digest) == (content if is_stored else None)
+    assert await other.read_content("0" * 64) is None
+    assert await record.read() == []
+
+
+async def test_content_may_be_the_long_text_of_a_fact(journal: Journal, record: Record) -> None:
+    """S-ATT-31, S-DUR-4: the record contains both once."""
+    text = "Ä" * 5_000
+    await journal.append([_fact(text=text)], until=Persistence.COMMITTED)
+    is_stored = await journal.store_content(text.encode())
+    found = await journal.read_content(sha256(text.encode()).hexdigest())
+    assert found == (text.encode() if is_stored else None)
+    await journal.append([_fact(text=text)], until=Persistence.COMMITTED)
+    assert [fact.data.to_data()["text"] for fact in await record.read()] == [text, text]
 
 
 async def test_many_tasks_lose_nothing(journal: Journal, record: Record) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,19 @@ async def test_deleted_run_is_gone(store: RunStore) -> None:
     with pytest.raises(ValidationError, match=f"Unknown run '{RUN}'"):
         await store.delete(RUN)
     await (await begun(store)).close(RunState.COMPLETED)
+
+
+async def test_contents_are_deleted_with_their_run(store: RunStore) -> None:
+    """S-ATT-31: a reader finds those of a run in its own record alone."""
+    run = await begun(store)
+    await run.journal.store_content(b"content")
+    digest = sha256(b"content").hexdigest()
+    assert await store.read_content(RUN, digest) == b"content"
+    assert await store.read_content("another", digest) is None
+    await run.close(RunState.COMPLETED)
+    await store.delete(RUN)
+    await (await begun(store)).close(RunState.COMPLETED)
+    assert await store.read_content(RUN, digest) is None
 
 
 # Looking.

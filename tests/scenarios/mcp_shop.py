@@ -24,6 +24,7 @@ from mcp.server.runner import serve_loop
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
+    CallToolResult,
     CreateMessageRequest,
     CreateMessageRequestParams,
     CreateMessageResult,
@@ -96,6 +97,12 @@ def refuse() -> str:
 def picture() -> Image:
     """Give an image of three bytes."""
     return Image(data=b"abc", format="png")
+
+
+@server.tool()
+def broken_picture() -> CallToolResult:
+    """Give an image without content."""
+    return CallToolResult(content=[ImageContent(data="", mime_type="image/png")])
 
 
 @server.tool()
@@ -233,6 +240,12 @@ async def roots(ctx: Context) -> str:
 def listing() -> str:
     """Tell what there is."""
     return "apples, pears"
+
+
+@server.resource("shop://logo.png", mime_type="image/png")
+def logo() -> bytes:
+    """Give three bytes."""
+    return b"abc"
 
 
 @server.prompt()

@@ -278,6 +278,21 @@ def test_loop_per_row_runs(tmp_path: Path) -> None:
     assert len(server.requests) == 12
 
 
+def test_describe_photos_runs(tmp_path: Path) -> None:
+    """S-ATT-80, S-ATT-82: each picture is sent with its name, and an empty file is left out with the reason."""
+
+    def script(request: ServedRequest) -> Answer:
+        (picture,) = request.attachments
+        return f"A square of {picture.size_bytes} bytes"
+
+    printed, server = run_example("describe_photos.py", script, tmp_path, "openai:m")
+    lines = sorted(printed.splitlines())
+    assert [line.partition(":")[0] for line in lines] == ["broken.png", "sand.png", "sea.png", "sun/evening.png"]
+    assert lines[0] == "broken.png: left out, File 'broken.png' is empty"
+    assert all("A square of" in line for line in lines[1:])
+    assert len(server.requests) == 3
+
+
 def test_approval_runs(tmp_path: Path) -> None:
     """S-REV-114, S-REV-117: written at one terminal, decided at another, and put into a letter."""
 

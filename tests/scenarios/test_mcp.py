@@ -24,6 +24,7 @@ from ensemble_ray import (
     AgentTool,
     Ensemble,
     EnsembleError,
+    Image,
     Runtime,
     ToolConfigurationError,
     ToolResult,
@@ -296,11 +297,19 @@ async def test_a_call_to_a_port_where_nobody_listens_is_no_unknown_outcome(tmp_p
 
 @pytest.mark.program
 async def test_answers_become_texts(tmp_path: Path) -> None:
-    """S-INT-3, S-INT-6, S-INT-7: images, errors, wrong arguments, resources and prompts; tools are listed anew."""
+    """S-INT-3, S-INT-6, S-INT-7, S-ATT-67: images, errors, wrong arguments, resources and prompts; tools are listed anew."""
     journal = tmp_path / "journal"
     server = MCP(command(journal), prefix="shop_", resources=True, prompts=True, env={"SHOP_KEY": "k"})
     tools = await offered(server)
-    assert (await use(tools["shop_picture"])).output == "[image, image/png, 3 bytes]"
+    pictured = await use(tools["shop_picture"])
+    assert (pictured.output, pictured.attachments) == ("[image image.png]", (Image(b"abc", media_type="image/png"),))
+    broken = await use(tools["shop_broken_picture"])
+    assert (broken.output, broken.attachments) == ("[image, which cannot be read: Image 'of bytes' is empty]", ())
+    logo = await use(tools["shop_read_resource"], '{"uri": "shop://logo.png"}')
+    assert (logo.output, logo.attachments) == (
+        "[image logo.png]",
+        (Image(b"abc", name="logo.png", media_type="image/png"),),
+    )
     assert "out of stock" in ((await use(tools["shop_refuse"])).error_message or "")
     assert "Field required" in ((await use(tools["shop_buy"])).error_message or "")
     assert "JSON object" in ((await use(tools["shop_buy"], "tea")).error_message or "")

@@ -23,7 +23,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.effects import SamplingAnswered
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.record.trace import fold_trace
-from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.testing import ScriptedModel, assert_attached
 from ensemble_ray.tools.tool import use_tool_context
 from tests.builders import agent, answer, call, task
 from tests.ensemble_ray.record.facts_of_runs import spent_of
@@ -150,7 +150,7 @@ def test_a_server_may_ask_the_agents_model(home: str, tmp_path: Path, older: boo
     assert [(each.role, each.content) for each in model.calls[1].messages] == [("system", "Advise"), ("user", "tea")]
     advice, refused = told(model)
     assert advice == "Take the green one (endTurn)"
-    assert "only texts" in refused
+    assert "ScriptedModel does not read Image 'image.png'" in refused
     assert (output.metrics.total_tokens, output.metrics.total_llm_call_count) == (53, 4)
     assert output.run_id is not None
     facts = read_facts(output.run_id, Path(home))
@@ -209,6 +209,17 @@ def test_a_call_made_again_after_its_server_died_asks_the_reviewer_once(tmp_path
     assert output.trace is not None
     gates: Any = output.trace.task_traces[0].metadata["reviews"]
     assert [each["verdict"] for each in gates] == ["edit", "edit"]
+
+
+@OLDER
+def test_a_server_may_show_a_picture_to_the_agents_model(tmp_path: Path, older: bool) -> None:  # noqa: FBT001
+    """S-ATT-68: a model that reads pictures sees that of the server's request."""
+    photo = [call("advise", '{"what": "photo"}')]
+    model = ScriptedModel(answer("", 10, 1, calls=photo), "A tea pot", "done", reads=["image"])
+    server = MCP(f"{command(tmp_path / 'journal')}{' older' if older else ''}", sampling=True)
+    Ensemble(tasks=[task("buy tea", agent(model, "Buyer", tools=[server]))]).run(runtime="inline")
+    assert_attached(model.calls[1], b"a")
+    assert told(model) == ["A tea pot (endTurn)"]
 
 
 def test_a_model_is_offered_to_nobody_unasked(tmp_path: Path) -> None:

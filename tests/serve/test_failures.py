@@ -36,6 +36,7 @@ from ensemble_ray import (
     ToolConfigurationError,
     ToolExecutionError,
     UnknownOutcomeError,
+    UnreadableAttachmentError,
     ValidationError,
 )
 from ensemble_ray.serve.callers import failure_of, status_of
@@ -44,6 +45,7 @@ LIMIT = RateLimitTimeoutError(RateLimit.per_minute(60), timedelta(seconds=1))
 
 STATUSES: list[tuple[BaseException, int]] = [
     (ValidationError("bad id"), 400),
+    (UnreadableAttachmentError("no pictures"), 400),
     (RunExistsError("running"), 409),
     (PromptTemplateError("missing", ["a", "b"], "{a} {b}"), 422),
     (GuardrailViolationError("input", "no", "write", "Writer"), 422),

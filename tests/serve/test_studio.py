@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, Review, Task
+from ensemble_ray import Agent, Ensemble, Image, Review, Task
 from ensemble_ray.access.admission import KeyPolicy, Right
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import RunFilter, RunPage, RunStatus, RunSummary
@@ -20,6 +20,7 @@ from ensemble_ray.serve.studio import _AcceptedRuns
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.metrics import ClusterDescription
 from tests.ensemble_ray.studio.test_actors_view import cluster, process
+from tests.media import PNG
 
 from .keys import guarded, make_key
 
@@ -118,6 +119,24 @@ async def test_callers_see_the_runs_of_their_teams(records: Path) -> None:
             "of-a",
             "of-b",
         }
+
+
+async def test_attachments_need_the_rights_of_their_runs(records: Path) -> None:
+    """S-ATT-72: at an endpoint as in other data of a run: no key, no right, another team."""
+    viewer = Agent(role="Viewer", goal="Look", llm=ScriptedModel("a dot", reads=["image"]))
+    look = Task(name="look", description="Look", agent=viewer, attachments=Image(PNG))
+    teams = {"a": team(), "b": Ensemble(tasks=[look])}
+    async with guarded(records, teams, KeyPolicy.REQUIRED, has_studio=True) as served:
+        client = served.client
+        everyone = make_key(served.file, "all")
+        body = {"ensemble": "b", "run_id": "of-b"}
+        await client.post("/runs", json=body, headers={**everyone, "prefer": "wait=30"})
+        path = f"{API}/runs/of-b/attachments/{Image(PNG).sha256}"
+        answer = await client.get(path, headers=everyone)
+        assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, PNG, "image/png")
+        assert (await client.get(path)).status_code == 401
+        assert (await client.get(path, headers=make_key(served.file, "r", rights=[Right.RUN]))).status_code == 403
+        assert (await client.get(path, headers=make_key(served.file, "ann", teams=["a"]))).status_code == 404
 
 
 class ListedRuns:

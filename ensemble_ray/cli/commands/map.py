@@ -33,7 +33,10 @@ class ItemPolicy(StrEnum):
 def map_items(
     items: Annotated[
         str | None,
-        Argument(metavar="ITEMS", help="A .jsonl, .csv or .parquet file, or - for JSON lines from standard input."),
+        Argument(
+            metavar="ITEMS",
+            help="A .jsonl, .csv or .parquet file, a folder or 'FOLDER/*.jpg', or - for JSON lines from standard input.",
+        ),
     ] = None,
     *,
     prompt: Annotated[

@@ -27,8 +27,24 @@ def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise ValidationError(f"--input '{pair}' is not of the form name=value")
-        values[name.strip()] = value
+        values[name.strip()] = _read_value(name.strip(), value)
     return values
+
+
+def _read_value(name: str, value: str) -> object:
+    """`@PATH` and `@URL` attach a file; `@@` begins a text with `@`."""
+    if not value.startswith("@"):
+        return value
+    if value.startswith("@@"):
+        return value[1:]
+    from ensemble_ray.values.attachments import attachment_of  # few runs have attachments
+
+    found = attachment_of(value[1:])
+    if not found.is_url and not found.is_read and not Path(found.source).expanduser().is_file():
+        raise ValidationError(
+            f"--input {name}: there is no file '{value[1:]}'. A text that begins with @ is written with @@: {name}=@{value}"
+        )
+    return found
 
 
 def _from_file(file: Path) -> dict[str, object]:
@@ -54,7 +70,7 @@ def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
 
     needed: dict[str, list[str]] = {}
     for position, task in enumerate(tasks, start=1):
-        for text in (task.description, task.expected_output):
+        for text in (task.description, task.expected_output, *(each.source for each in task.attachments)):
             try:
                 resolve_template(text, {})
             except PromptTemplateError as error:

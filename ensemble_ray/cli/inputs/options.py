@@ -30,7 +30,8 @@ RunName = Annotated[str, Argument(metavar="RUN", help="A run's id, its start, or
 Target = Annotated[str, Argument(metavar="TARGET", help="A YAML file, or module:attribute.")]
 Targets = Annotated[list[str], Argument(metavar="TARGET...", help="YAML files, or module:attribute.")]
 Inputs = Annotated[
-    list[str] | None, Option("--input", "-i", metavar="NAME=VALUE", help="A value for {NAME}; repeatable.")
+    list[str] | None,
+    Option("--input", "-i", metavar="NAME=VALUE", help="A value for {NAME}, or @FILE to attach it; repeatable."),
 ]
 InputsFile = Annotated[
     Path | None, Option("--inputs-file", metavar="FILE", help="JSON object of inputs; --input wins over it.")

@@ -23,13 +23,15 @@ _LISTED = 3
 def request_characters(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
     characters = sum(len(message.content or "") for message in messages)
     characters += sum(len(call.name) + len(call.arguments) for message in messages for call in message.tool_calls)
+    attached = [each.estimated_tokens for message in messages for each in message.attachments]
+    characters += sum(attached) * CHARACTERS_PER_TOKEN
     fields = (message.provider_fields for message in messages)
     characters += sum(len(each.message) + sum(map(len, each.tool_calls)) for each in fields if each is not None)
     return characters + sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in tools)
 
 
 def estimated_input(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> int:
-    """Estimate the input tokens of a request: one for four characters (S-BUD-2)."""
+    """Estimate the input tokens of a request: one for four characters (S-BUD-2), and more for attachments (S-ATT-40)."""
     return estimate_tokens(request_characters(messages, tools))
 
 

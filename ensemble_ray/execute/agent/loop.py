@@ -36,6 +36,7 @@ from ensemble_ray.prompts.task import (
     render_parts,
     user_prompt_parts,
 )
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.memory import RecalledMemory, TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ToolSpec
 from ensemble_ray.values.trace import TaskPrompts
@@ -86,6 +87,7 @@ class AgentLoop:
                 agent_background=agent.background,
                 tool_names=tuple(spec.name for spec in self._specs),
                 assembled_context=context_section(order.context),
+                attachments=tuple([each.as_reference() for each in order.task.attachments]),
                 context_cuts=tuple(cut for data in self._effects.context_cuts for cut in describe_cuts(data)),
                 run_id=order.run_id,
                 instance=order.instance,
@@ -122,7 +124,7 @@ class AgentLoop:
                 case CallTools():
                     assert tools is not None  # noqa: S101  the machine calls no tools without any
                     self._effects.tool_call_count = machine.tool_call_count
-                    step = machine.handle(ToolsReturned(texts=await self._call_tools(tools, step)))
+                    step = machine.handle(await self._call_tools(tools, step))
                 case Finish() if gate is not None and (reminder := gate.reminder()) is not None:
                     _log.info("Agent '%s' wanted to finish and is reminded: %s", self._order.agent_role, reminder)
                     step = machine.remind(reminder)
@@ -156,6 +158,7 @@ class AgentLoop:
             system_prompt=system_prompt,
             user_prompt=user_prompt,
             history=order.task.history,
+            attachments=order.task.attachments,
             max_iterations=self._agent.max_iterations,
             has_tools=bool(self._specs),
         )
@@ -165,7 +168,10 @@ class AgentLoop:
             user_prompt = sent_prompt.content or ""
         self._effects.prompt_build_s = clock.now() - began
         self._effects.prompts = TaskPrompts.unchecked(
-            system_prompt=system_prompt, user_prompt=user_prompt, history=capture_messages(history) if history else ()
+            system_prompt=system_prompt,
+            user_prompt=user_prompt,
+            history=capture_messages(history) if history else (),
+            attachments=tuple([each.to_json() for each in order.task.attachments]),
         )
         if _log.isEnabledFor(logging.INFO):
             for name, text in (("System", system_prompt), ("User", user_prompt)):
@@ -191,12 +197,14 @@ class AgentLoop:
             )  # fmt: skip
         return fitted.messages
 
-    async def _call_tools(self, tools: ToolCalls, step: CallTools) -> list[str]:
+    async def _call_tools(self, tools: ToolCalls, step: CallTools) -> ToolsReturned:
         model = self._effects.models[-1]
         texts: list[str] = []
+        attachments: list[tuple[str, Attachment]] = []
         for effect, text in await tools.run(step.allowed, step.turn):
             model.tools.append(effect)
             texts.append(text)
+            attachments += [(effect.call.name, each) for each in effect.attachments]
         if step.allowed and tools.delegations is not None:
             tools.delegations.turn_ended()  # may raise, so the trace must contain the calls before
         limit = self._agent.max_iterations
@@ -210,7 +218,7 @@ class AgentLoop:
             ToolEffect(call=call, outcome="skipped_max_iterations", text=stop, started_at=now, duration_s=0.0)
             for call in step.stopped
         ]
-        return texts
+        return ToolsReturned(texts=texts, attachments=attachments)
 
     def _check(self, text: str | None) -> str:
         if text is None or not text.strip():

@@ -28,6 +28,7 @@ from ensemble_ray.execute.agent.attempts import (
     repeat_text,
 )
 from ensemble_ray.execute.agent.runner_model import RunnerModel
+from ensemble_ray.execute.attachments import check_messages, load_messages, without_contents
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
@@ -80,6 +81,8 @@ class ModelCalls:
         self._digest = hashlib.sha256() if needs_digest else None
         self._digested = 0
         self._turn = 0
+        #: messages with attachments, by identity: as in the conversation, and with contents
+        self._with_content: dict[int, tuple[ChatMessage, ChatMessage]] = {}
 
     @property
     def is_answer_lost(self) -> bool:
@@ -98,7 +101,7 @@ class ModelCalls:
                 agent_role=order.agent_role,
                 task_description=order.task.description,
                 iteration_index=turn,
-                messages=tuple(messages),
+                messages=without_contents(messages),
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -114,6 +117,8 @@ class ModelCalls:
                 self._runner.recall(turn)
         else:
             lost = None if self._runner is None else await self._runner.settle(turn)
+            if any(message.attachments for message in messages):
+                messages = await self._with_contents(messages)
             effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
@@ -220,9 +225,10 @@ class ModelCalls:
             try:
                 tracing = self._scope.context.tracing
                 with NO_SPAN if tracing is None else effect_span(tracing, span or name):
+                    asked = list(messages)  # the model may keep the list
+                    check_messages(self._model, asked)
                     if stream is not None:
                         return await self._read_stream(stream, messages, tools, pieces)
-                    asked = list(messages)  # the model may keep the list
                     if tools:
                         answer: object = await call_user(self._model.chat, asked, tuple(tools))
                     elif self._structured is None:
@@ -263,6 +269,16 @@ class ModelCalls:
             waited_s=wait.waited_s,
             estimated=self._attempts.estimated,
         )
+
+    async def _with_contents(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Return the messages with the contents of their attachments."""
+        held = self._with_content
+        wanted = [message for message in messages if message.attachments]
+        new = [message for message in wanted if id(message) not in held]
+        loaded = await load_messages(new, self._scope.ports.journal)
+        held |= {id(message): (message, whole) for message, whole in zip(new, loaded, strict=True)}
+        self._with_content = {id(message): held[id(message)] for message in wanted}
+        return [held[id(message)][1] if message.attachments else message for message in messages]
 
     async def _read_stream(
         self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], sent: list[str]
@@ -331,7 +347,10 @@ class ModelCalls:
         for message in messages[self._digested :]:
             asked = message.tool_calls
             calls = [(call.id, call.name, call.arguments) for call in asked] if asked else []
-            line = json.dumps((message.role, message.content, calls, message.tool_call_id))
+            parts: tuple[object, ...] = (message.role, message.content, calls, message.tool_call_id)
+            if message.attachments:
+                parts += ([(each.kind, each.sha256, each.name) for each in message.attachments],)
+            line = json.dumps(parts)
             digest.update(line.encode())
         self._digested = len(messages)
         return digest.hexdigest()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union, assert_never
 
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall
 
 MAX_STOPS = 3  # answers with calls over the limit before the task fails (S-ENG-43)
@@ -20,9 +21,10 @@ class AnswerReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsReturned:
-    """The allowed tool calls returned these texts, in request order."""
+    """The allowed tool calls returned these texts and attachments, in request order."""
 
     texts: Sequence[str]
+    attachments: Sequence[tuple[str, Attachment]] = ()  # (name of the tool, attachment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +78,13 @@ class ReactMachine:
         max_iterations: int,
         has_tools: bool,
         history: Sequence[ChatMessage] = (),
+        attachments: Sequence[Attachment] = (),
     ) -> None:
         """Start the conversation; `history` are messages before the user prompt (S-DOM-77)."""
         self.messages: list[ChatMessage] = [
             ChatMessage(role="system", content=system_prompt),
             *history,
-            ChatMessage(role="user", content=user_prompt),
+            ChatMessage(role="user", content=user_prompt, attachments=attachments),
         ]
         self.tool_call_count = 0  # tool calls so far, with stopped ones (S-ENG-40, S-ENG-46)
         self._max_iterations = max_iterations
@@ -109,8 +112,8 @@ class ReactMachine:
         match stimulus:
             case AnswerReceived(response=response):
                 return self._on_answer(response)
-            case ToolsReturned(texts=texts):
-                return self._on_return(texts)
+            case ToolsReturned(texts=texts, attachments=attachments):
+                return self._on_return(texts, attachments)
             case _:
                 assert_never(stimulus)
 
@@ -132,12 +135,19 @@ class ReactMachine:
         self._stops += bool(stopped)  # however many calls are stopped (S-ENG-44)
         return CallTools(turn=self._turn, allowed=calls[: self._allowed], stopped=stopped, stop_count=self._stops)
 
-    def _on_return(self, allowed_texts: Sequence[str]) -> StepInstruction:
+    def _on_return(
+        self, allowed_texts: Sequence[str], attachments: Sequence[tuple[str, Attachment]]
+    ) -> StepInstruction:
         if self._stops >= MAX_STOPS:  # without another model call (S-ENG-43)
             return Fail(tool_calls_made=self.tool_call_count)
         stop = stop_text(self._max_iterations)
         texts = [*allowed_texts, *([stop] * (len(self._calls) - self._allowed))]
         for call, text in zip(self._calls, texts, strict=True):
             self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=call.id, name=call.name))
+        if attachments:  # most endpoints accept only texts as results of tools
+            lines = [f"- {each.name}, from the tool '{name}'" for name, each in attachments]
+            text = "\n".join(("Attached, in this order:", *lines))
+            files = tuple([each for _, each in attachments])
+            self.messages.append(ChatMessage(role="user", content=text, attachments=files))
         self._turn += 1
         return CallModel(turn=self._turn)

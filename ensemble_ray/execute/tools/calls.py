@@ -24,6 +24,7 @@ from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import ToolCallEvent
 from ensemble_ray.events.telemetry.listener import effect_span
 from ensemble_ray.execute.agent.attempts import ask_once
+from ensemble_ray.execute.attachments import check_readable, store_results
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.gates import ReviewOpenError, ToolReviews, can_repeat_at_gate, tool_reviews
@@ -34,7 +35,14 @@ from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
 from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
-from ensemble_ray.tools.tool import AbstractAgentTool, ContextAgentTool, ToolContext, ToolOutcome, use_tool_context
+from ensemble_ray.tools.tool import (
+    AbstractAgentTool,
+    ContextAgentTool,
+    ToolContext,
+    ToolOutcome,
+    mention,
+    use_tool_context,
+)
 from ensemble_ray.tools.user_code import GuardedToolMetrics, TimeLimit
 from ensemble_ray.values.ids import effect_name
 from ensemble_ray.values.messages import (
@@ -212,6 +220,8 @@ class ToolCalls:
             )
             with effect_span(self._scope.context.tracing, name):
                 outcome = self._bound_tries(call, await call_tool(bound, call.arguments, context=context))
+            if outcome.attachments:
+                outcome = await self._store_attachments(outcome)
         except ExitEarlyError as exit_early:
             self._note_exit(call, name, started_at, exit_early)
             raise
@@ -232,11 +242,21 @@ class ToolCalls:
             asks_again=outcome.asks_again,
             repairs=outcome.repairs,
             log=outcome.log,
+            attachments=outcome.attachments,
         )
         is_read = bound.effect == "none"  # the next model call may precede the commit of a read
         can_wait = is_read and (self._open > 0 or not self._scope.ports.events.wants(ToolCallEvent))
         await self._scope.note(name, _result_of(effect), until=Persistence.SOON if can_wait else Persistence.COMMITTED)
         return effect
+
+    async def _store_attachments(self, outcome: ToolOutcome) -> ToolOutcome:
+        """Store them under their hashes before the result is recorded (S-ATT-62)."""
+        try:
+            kept, others = await store_results(outcome.attachments, self._model, self._scope.ports.journal)
+        except ValidationError as error:
+            return replace(outcome, text=f"Tool error: {error}", outcome="error", attachments=())
+        lines = [f"{mention(each)} was left out: the model does not read {each.kind} attachments" for each in others]
+        return replace(outcome, text="\n".join([outcome.text, *lines]), attachments=kept)
 
     def _note_exit(self, call: ToolCall, name: str, started_at: float, exit_early: ExitEarlyError) -> None:
         """Keep a call that ended the run (S-DUR-138), except for its budget: that call is repeated."""
@@ -314,6 +334,7 @@ def _recorded_effect(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
         asks_again=recorded.asks_again,
         repairs=recorded.repairs,
         log=recorded.log,
+        attachments=recorded.attachments,
     )
 
 
@@ -327,6 +348,7 @@ def _result_of(effect: ToolEffect) -> ToolReturned:
         asks_again=effect.asks_again,
         repairs=effect.repairs,
         log=effect.log,
+        attachments=effect.attachments,
     )
 
 
@@ -347,7 +369,11 @@ class ToolSampling:
     async def sample(self, messages: Sequence[ChatMessage]) -> ChatResponse:
         scope, name = self._scope, f"{self._call}-sampling-{self._asked}"
         self._asked += 1
-        request = json.dumps([(message.role, message.content) for message in messages])
+        parts: list[tuple[object, ...]] = []
+        for each in messages:
+            check_readable(self._model, each.attachments)
+            parts.append((each.role, each.content, *(one.sha256 for one in each.attachments)))
+        request = json.dumps(parts)
         digest = hashlib.sha256(request.encode()).hexdigest()
         answer = self._answers.get(name)
         if answer is None or answer.request_digest != digest:

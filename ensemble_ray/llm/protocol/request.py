@@ -66,7 +66,8 @@ class MessageRoles:
             can_merge = last is not None and last.role == sent.role != "tool" and last.name == sent.name
             if last is not None and can_merge and not (last.tool_calls or sent.tool_calls):
                 texts = (last.content, sent.content)
-                arranged[-1] = replace(last, content="\n\n".join(text for text in texts if text))
+                merged = "\n\n".join(text for text in texts if text)
+                arranged[-1] = replace(last, content=merged, attachments=(*last.attachments, *sent.attachments))
             else:
                 arranged.append(sent)
             follows_system = is_system

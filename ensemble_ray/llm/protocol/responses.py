@@ -118,7 +118,24 @@ def _input_items(form: MessageForm, message: ChatMessage) -> list[dict[str, obje
 
 
 def _content(message: ChatMessage) -> object:
-    return message.content or ""
+    if not message.attachments:
+        return message.content or ""
+    from ensemble_ray.llm.protocol.attachments import content_parts  # few messages have any
+
+    return [_input_part(part) for part in content_parts(message)]
+
+
+def _input_part(part: Mapping[str, Any]) -> dict[str, object]:
+    """Return a content part of chat completions in the form of this API (S-ATT-20)."""
+    match part["type"]:
+        case "text":
+            return {**part, "type": "input_text"}
+        case "image_url":
+            return {"type": "input_image", "detail": "auto", "image_url": part["image_url"]["url"]}
+        case "file":
+            return {"type": "input_file", **part["file"]}
+        case _:
+            return dict(part)
 
 
 def _restored(item: dict[str, object], message: ChatMessage, call: dict[str, object]) -> dict[str, object]:

@@ -282,6 +282,10 @@ def _members(form: MessageForm, message: ChatMessage) -> dict[str, object]:
         data["tool_calls"] = calls
     elif message.content is None:
         data["content"] = ""
+    if message.attachments:
+        from ensemble_ray.llm.protocol.attachments import content_parts  # few messages have any
+
+        data["content"] = content_parts(message)
     if message.tool_call_id is not None:
         data["tool_call_id"] = ids[0] if ids else message.tool_call_id
     if message.name is not None and message.role != "tool":

@@ -16,7 +16,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -28,8 +28,10 @@ from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
+from ensemble_ray.facts.fact import as_mapping, as_sequence
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.result import summaries
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.task_output import full_name
 from ensemble_ray.values.trace import jsonable
 
@@ -236,6 +238,7 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         "agents": {key: _agent(agent) for key, agent in planned.agents.items()},
         "tasks": {key: found for key, task in planned.tasks.items() if (found := _task(task))},
     }
+    data |= _attached(planned.attached)
     if definition.max_tool_output_length >= 0:
         data["max_tool_output_length"] = definition.max_tool_output_length
     if definition.context_budget is not None:
@@ -272,6 +275,28 @@ def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
         agents=[summary.model_dump(mode="json") for summary in summaries(plan)],
         digest=digest_of({"plan": data, "definition": described}),
     )
+
+
+def recorded_inputs(header: PlanRecorded) -> dict[str, object]:
+    """Return the inputs of a recorded run, with references to its attachments."""
+    attached = as_mapping(as_mapping(header.definition).get("attached"))
+    found = {
+        name: [Attachment.from_json(as_mapping(each)) for each in as_sequence(many)] for name, many in attached.items()
+    }
+    return {**(header.inputs or {}), **found}
+
+
+def recorded_attachments(header: PlanRecorded) -> dict[tuple[str, str], Attachment]:
+    """Return references to the attachments from paths and URLs of a recorded plan, by (kind, origin)."""
+    tasks = as_mapping(as_mapping(header.definition).get("tasks"))
+    listed = [each for task in tasks.values() for each in as_sequence(as_mapping(task).get("attachments"))]
+    found = [Attachment.from_json(as_mapping(each)) for each in listed]
+    return {(each.kind, each.origin): each for each in found if each.origin}
+
+
+def _attached(inputs: Mapping[str, Sequence[Attachment]]) -> dict[str, object]:
+    data = {name: [each.to_json() for each in attachments] for name, attachments in inputs.items()}
+    return {"attached": data} if data else {}
 
 
 def task_data(task: Task) -> dict[str, object]:
@@ -316,6 +341,8 @@ def _task(task: Task) -> dict[str, object]:
         data["output_type"] = _schema(cast("Hashable", task.output_type))
         data["max_output_retries"] = task.max_output_retries
     data |= _checks(task)
+    if task.attachments:
+        data["attachments"] = [each.to_json() for each in task.attachments]
     if task.history:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.memory_scopes:
@@ -499,7 +526,12 @@ def is_of_items(instance: str) -> bool:
 
 
 def map_reduce_run_data(
-    definition: object, *, workflow: str, inputs: Mapping[str, object], items: Mapping[str, object]
+    definition: object,
+    *,
+    workflow: str,
+    inputs: Mapping[str, object],
+    items: Mapping[str, object],
+    attached: Mapping[str, Sequence[Attachment]] = MappingProxyType({}),
 ) -> PlanRecorded:
     """Return the first fact of a dynamic run (S-DUR-36); `items` describes the source for people."""
     rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
@@ -518,6 +550,7 @@ def map_reduce_run_data(
         described["max_tool_output_length"] = length
     if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":
         described["on_incomplete"] = policy
+    described |= _attached(attached)
     plan: dict[str, object] = {"workflow": workflow, **rules}
     return PlanRecorded(
         plan=plan,
@@ -590,6 +623,11 @@ def _with_named_keys(value: object) -> object:
 def _to_named(value: object) -> object:
     if isinstance(value, set | frozenset):
         return sorted(_text_of(each) for each in cast("Iterable[object]", value))
+    if isinstance(value, Attachment):
+        data = value.to_json()
+        if value.is_read:  # a file that moved is the same
+            data.pop("origin", None)
+        return {"": type(value).__qualname__, **data}
     if isinstance(value, pydantic.BaseModel):
         return {"": type(value).__qualname__, **value.__dict__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -185,6 +185,12 @@ _BODIES = """
 SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(%b)
 """
 
+_STORE_CONTENT = """
+INSERT INTO ensemble_ray.bodies
+SELECT run_id, %(digest)b, %(content)b FROM ensemble_ray.runs WHERE run_id = %(run)s AND begun = %(begun)s
+ON CONFLICT DO NOTHING
+"""
+
 
 class PostgresJournal:
     """Writes one run's facts in this process; every commit is on the disk. The caller registers the run first."""
@@ -209,6 +215,15 @@ class PostgresJournal:
         )
         return {(fact.name, fact.kind): fact for fact in facts}
 
+    async def store_content(self, content: bytes) -> bool:
+        if self._is_closed:
+            raise IllegalStateError(f"The journal of run '{self.run_id}' is closed")
+        await self._writer.using(lambda connection: store_content(connection, self._target, content))
+        return True
+
+    async def read_content(self, sha256: str) -> bytes | None:
+        return await self._writer.using(lambda connection: read_content(connection, self.run_id, sha256))
+
     async def flush(self) -> None:
         await self._writer.append(self._target, (), 0, Persistence.COMMITTED)
 
@@ -220,6 +235,18 @@ class PostgresJournal:
             await self.flush()
         finally:
             await self._writer.detach(self._target)
+
+
+async def store_content(connection: Connection, target: BegunRun, content: bytes) -> None:
+    run_id, begun = target
+    values = {"run": run_id, "begun": begun, "digest": sha256(content).digest(), "content": content}
+    await connection.execute(_STORE_CONTENT, values)
+
+
+async def read_content(connection: Connection, run_id: str, digest: str) -> bytes | None:
+    cursor = await connection.execute(_BODIES, [run_id, [bytes.fromhex(digest)]])
+    row = await cursor.fetchone()
+    return None if row is None else bytes(row[1])
 
 
 async def read_facts(connection: Connection, run_id: str, location: str, *, instance: str | None = None) -> list[Fact]:

@@ -457,6 +457,10 @@ class PostgresStore:
                 return []
             return await records.read_facts(connection, run_id, self._database.location, instance=instance)
 
+    async def read_content(self, run_id: str, sha256: str) -> bytes | None:
+        async with self._database.reading() as connection:
+            return None if connection is None else await records.read_content(connection, run_id, sha256)
+
     async def summary(self, run_id: str) -> RecordedRun | None:
         async with self._database.reading() as connection:
             found = [] if connection is None else await read_runs(connection, self._database.location, run_id)

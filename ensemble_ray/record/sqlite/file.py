@@ -70,6 +70,15 @@ def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
     return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LossAccepted.FENCE))
 
 
+def read_content(directory: Path, digest: str) -> bytes | None:
+    def read(connection: sqlite3.Connection) -> bytes | None:
+        found = connection.execute("SELECT body FROM bodies WHERE sha256 = ?", (digest,)).fetchone()
+        body = None if found is None else found[0]
+        return body.encode() if isinstance(body, str) else body  # a long text of a fact may be the same
+
+    return read_from(directory, read, None)
+
+
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
     marks = ", ".join("?" * len(kinds))
     where = f"WHERE seq = (SELECT max(seq) FROM facts WHERE instance = 'run' AND kind IN ({marks}))"  # noqa: S608  marks only
@@ -368,7 +377,12 @@ class SqliteFile:
             raise
 
     def add(
-        self, rows: Sequence[Row], bodies: Mapping[str, str], *, is_synced: bool = False, has_effect: bool = False
+        self,
+        rows: Sequence[Row],
+        bodies: Mapping[str, str | bytes],
+        *,
+        is_synced: bool = False,
+        has_effect: bool = False,
     ) -> None:
         """Add a group atomically; texts that the file contains already are skipped.
 
@@ -384,7 +398,7 @@ class SqliteFile:
             if not rows:  # SQLite synchronises only if there is a write
                 self._write_something()
 
-    def add_in_transaction(self, rows: Sequence[Row], bodies: Mapping[str, str]) -> None:
+    def add_in_transaction(self, rows: Sequence[Row], bodies: Mapping[str, str | bytes]) -> None:
         if bodies:
             self._connection.executemany("INSERT OR IGNORE INTO bodies VALUES (?, ?)", _as_stored(bodies))
         for begin in range(0, len(rows), _ROWS):
@@ -578,8 +592,11 @@ def _empty_record() -> bytes:
     return bytes(content)
 
 
-def _as_stored(bodies: Mapping[str, str]) -> Iterable[tuple[str, str | bytes]]:
+def _as_stored(bodies: Mapping[str, str | bytes]) -> Iterable[tuple[str, str | bytes]]:
     for digest, body in bodies.items():
+        if isinstance(body, bytes):
+            yield digest, body
+            continue
         try:
             body.encode()
         except UnicodeEncodeError:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -262,7 +263,7 @@ class _Unit:
     size: int = field(init=False)
     has_effect: bool = False
     rows: list[Row] = field(default_factory=list["Row"])
-    bodies: dict[str, str] = field(default_factory=dict[str, str])
+    bodies: dict[str, str | bytes] = field(default_factory=dict[str, "str | bytes"])  # bytes: contents of attachments
     refusal: StaleEpochError | None = None
 
     def __post_init__(self) -> None:
@@ -328,6 +329,27 @@ class SqliteJournal:
         await self.flush()
         facts = await threads.run(read_instance, self._directory, self.run_id, instance)
         return {(fact.name, fact.kind): fact for fact in facts}
+
+    async def store_content(self, content: bytes) -> bool:
+        self._check_usable()
+        digest = sha256(content).hexdigest()
+        if digest not in self._stored_bodies:
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._is_urgent = True
+            self._waiting += 1  # so that no commit of it runs on the event loop
+            try:
+                self._push(_Unit((), 0, Persistence.COMMITTED, waiter, loop, bodies={digest: content}))
+                self._writer.hurry()
+                await waiter
+            finally:
+                self._waiting -= 1
+        return True
+
+    async def read_content(self, sha256: str) -> bytes | None:
+        from ensemble_ray.record.sqlite.file import read_content
+
+        return await threads.run(read_content, self._directory, sha256)
 
     async def flush(self) -> None:
         if self._failure is not None:
@@ -523,7 +545,7 @@ class SqliteJournal:
             is_synced = any(unit.until is Persistence.SYNCED for unit in group)
             has_effect = any(unit.has_effect for unit in group)
             rows, bodies = _together(group)
-            if not rows and not is_synced:
+            if not rows and not bodies and not is_synced:
                 self._file.check_there(is_last=True)
                 return True
             began = time.perf_counter()
@@ -543,7 +565,7 @@ class SqliteJournal:
 
     def _add_admitted(
         self, file: SqliteFile, group: list[_Unit], *, is_synced: bool
-    ) -> tuple[list[Row], dict[str, str]]:
+    ) -> tuple[list[Row], dict[str, str | bytes]]:
         """Commit the units that the newest epochs admit, and refuse the others one by one."""
         has_effect = any(unit.has_effect for unit in group)
         with file.transaction(is_synced=is_synced, has_effect=has_effect):
@@ -580,10 +602,10 @@ class SqliteJournal:
                 loop.call_soon_threadsafe(_resolve, outcomes)
 
 
-def _together(group: Sequence[_Unit]) -> tuple[list[Row], dict[str, str]]:
+def _together(group: Sequence[_Unit]) -> tuple[list[Row], dict[str, str | bytes]]:
     if len(group) == 1:
         return group[0].rows, group[0].bodies
-    bodies: dict[str, str] = {}
+    bodies: dict[str, str | bytes] = {}
     for unit in group:
         bodies.update(unit.bodies)
     return [row for unit in group for row in unit.rows], bodies

@@ -25,6 +25,7 @@ from ensemble_ray.record.sqlite.file import (
     facts_in,
     last_seq,
     loss_in,
+    read_content,
     read_from,
     read_instance,
     read_page,
@@ -158,6 +159,9 @@ class SqliteStore:
 
     async def facts_of(self, run_id: str, instance: str) -> list[Fact]:
         return await threads.run(read_instance, RunDirectory(self._home, run_id).path, run_id, instance)
+
+    async def read_content(self, run_id: str, sha256: str) -> bytes | None:
+        return await threads.run(read_content, RunDirectory(self._home, run_id).path, sha256)
 
     async def summary(self, run_id: str) -> RecordedRun | None:
         directory = RunDirectory(self._home, run_id)

@@ -415,6 +415,8 @@ def _input_rows(task: TaskTrace, depth: int) -> Iterator[TreeRow]:
         last = row_text(said[-1].content or "", _QUOTE)
         title = f"continues a conversation of {format_count(len(said), 'message')}, the last: {last}"
         yield TreeRow(depth=depth, kind="history", title=title)
+    for each in () if task.prompts is None else task.prompts.attachments:
+        yield TreeRow(depth=depth, kind="context", title=f"attached {_attachment_text(each)}")
     for title, details in context_lines(task.metadata):
         yield TreeRow(depth=depth, kind="context", title=row_text(title, _LOST), details=details)
 
@@ -480,10 +482,16 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
             format_seconds(call.duration),
             outcome,
             *(f"repaired {row_text(each, _TITLE)}" for each in call.repairs),
+            *(f"returned {_attachment_text(each)}" for each in call.attachments),
             *_count_and_last("line", call.log),
         ),
         is_bad=outcome != "success",
     )
+
+
+def _attachment_text(reference: Mapping[str, object]) -> str:
+    name, media_type = (row_text(as_text(reference.get(key)), _TITLE) for key in ("name", "media_type"))
+    return f"{name} ({media_type}, {as_count(reference.get('size_bytes')):,} bytes)"
 
 
 def _count_and_last(word: str, texts: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunRe
 from ensemble_ray.items.pulling import ItemReader
 from ensemble_ray.items.results import DeadLetterFile, ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.plan.planner import Planned, text_of
+from ensemble_ray.plan.planner import Planned, attached_inputs, text_of
 from ensemble_ray.ports import ChatModel, EventSink, Persistence
 from ensemble_ray.process.concurrency import USER_ERRORS, SystemClock
 from ensemble_ray.process.context import merge_warnings
@@ -30,6 +30,7 @@ from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import RunResultHead, assemble
 from ensemble_ray.record.stores import OwnedRun
+from ensemble_ray.runs.attachments import read_inputs, store_inputs
 from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, request_of
@@ -48,6 +49,7 @@ from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.runs.ports import ExecutorSession, RunRequest, claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.ids import RUN, new_object_id
 from ensemble_ray.values.metrics import NOTHING
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
@@ -79,7 +81,9 @@ class MapReduceLauncher:
     ) -> None:
         """`keeps_items`: whether results will be read."""
         self.definition = definition
-        self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
+        self._given = {**definition.inputs, **(inputs or {})}
+        self._inputs = {str(name): text_of(value) for name, value in self._given.items()}
+        self._attached: Mapping[str, Sequence[Attachment]] = {}  # inputs, read when the run is prepared
         self._outputs = MapReduceOutputs(keeps_items=keeps_items)
         self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[MapReduceEnd] | None = None
@@ -94,6 +98,7 @@ class MapReduceLauncher:
         return self._journal is not None
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
+        self._attached = attached_inputs(await read_inputs(self._given))
         del scope
         if self.definition.is_detached:
             raise ValidationError(
@@ -111,7 +116,9 @@ class MapReduceLauncher:
     def describe(self) -> PlanRecorded:
         definition = self.definition
         items, workflow = definition.item_source.identity, definition.shown_workflow
-        return map_reduce_run_data(definition, workflow=workflow, inputs=self._inputs, items=items)
+        return map_reduce_run_data(
+            definition, workflow=workflow, inputs=self._inputs, items=items, attached=self._attached
+        )
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
@@ -197,6 +204,8 @@ class MapReduceLauncher:
         data = replace(header, started_at=now) if record is None else RunResumed.of(header, is_restart=False)
         first = Fact(run=run_id, name=RUN, at=now, data=data, epoch=epoch)
         await journal.append((first,), epoch=epoch, until=Persistence.COMMITTED)
+        if self._attached:
+            self._attached = await store_inputs(self._attached, journal)
         self._journal = run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(merge_warnings(run_id))
@@ -293,7 +302,7 @@ class MapReduceLauncher:
         orders = OrderMaker(
             journal,
             factories=(DirectFactory if is_direct else DefinitionFactories)(definition),
-            maker=TaskMaker(definition, self._inputs, recorded=record_calls),
+            maker=TaskMaker(definition, self._inputs, attached=self._attached, recorded=record_calls),
             items=items,
             directives=RunDirectives(journal, () if record is None else record.facts.directives),
             store=self._outputs,

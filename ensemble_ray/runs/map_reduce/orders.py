@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from types import MappingProxyType
 from typing import TypeAlias, cast
 
 from ensemble_ray.definition.agent import Agent
@@ -30,12 +31,13 @@ from ensemble_ray.plan.map_reduce_factories import (
     make_reduce_in_run,
 )
 from ensemble_ray.plan.plan import LoopUnit, Node
-from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, synthesize_agents
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, resolve_attachments, synthesize_agents
 from ensemble_ray.plan.unit_plans import task_keys
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.identity.definition import DIRECT, FINAL, map_key, reduce_key
+from ensemble_ray.runs.attachments import store_attachments
 from ensemble_ray.runs.coordinator import RunDirectives, RunJournal
 from ensemble_ray.runs.map_reduce.items import ItemBuffer
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs, node_type
@@ -44,11 +46,13 @@ from ensemble_ray.runs.outputs import OutputStore
 from ensemble_ray.runs.planned_tasks import gather_context, revision_of
 from ensemble_ray.schedule.instructions import MapItem, ReduceGroup, Start
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
 from ensemble_ray.values.task_output import TaskOutput
 
 _log = bounded_logger(__name__)
 _MOST_WARNINGS = 20  # limit for repeated warnings
+_MOST_READS = 8  # attachments that are read at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ class TaskMaker:
         definition: MapDefinition,
         inputs: Mapping[str, str],
         *,
+        attached: Mapping[str, Sequence[Attachment]] = MappingProxyType({}),
         recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
     ) -> None:
         """`recorded` wraps a synthesizer's model so that it records its calls under an effect name (S-SET-46)."""
@@ -81,6 +86,7 @@ class TaskMaker:
         self._rules = rules_for_tasks(definition)  # the rules of all tasks of the run
         self._models = TeamModels(self._rules)
         self._inputs = inputs
+        self._attached = attached  # inputs that are attachments
         self._recorded = recorded
         self._facts: list[Fact] = []
         self._warned_of: set[str] = set()
@@ -142,6 +148,11 @@ class TaskMaker:
         nodes = {node.key: node for node in planned.plan.nodes}
         return ReadyLoop(planned=planned, unit=unit, nodes=nodes, chosen=places[made.chosen] if made.chosen else "")
 
+    @property
+    def fails_run(self) -> bool:
+        """Whether a failed item fails the run."""
+        return self._definition.item_policy == "fail"
+
     def claim_facts(self) -> list[Fact]:
         """Return once the facts of model calls that created agents."""
         claimed, self._facts = self._facts, []
@@ -159,6 +170,10 @@ class TaskMaker:
             text: str = getattr(task, name)
             if (filled := fill_inputs(text, self._inputs, data)) != text:
                 changes[name] = filled
+        if task.attachments or self._attached:
+            added = resolve_attachments(task, self._inputs, self._attached, partial(fill_inputs, data=()))
+            if added != task.attachments:
+                changes["attachments"] = added
         return task.rewritten(**changes) if changes else task
 
     def _warn(self, text: str) -> None:
@@ -275,16 +290,36 @@ class OrderMaker:
                 if isinstance(each, ItemLoop)
             ]
         unit_type = node_type(0, is_direct=self._is_direct)
+        attached = await self._attach(prepared)
         orders = [
             self._order(each, instance, (0, number), unit_type)
-            for (instance, number), each in zip(tasks, prepared, strict=True)
+            for (instance, number), each in zip(tasks, attached, strict=True)
+            if isinstance(each, ReadyTask)
         ]
+        failures = [*zip(wanted, results, strict=True), *zip(tasks, attached, strict=True)]
         failed = (
             FailedMap(instance=instance, number=number, error=each.error)
-            for (instance, number), each in zip(wanted, results, strict=True)
+            for (instance, number), each in failures
             if isinstance(each, FactoryFailure)
         )
         return [*orders, *loops, *failed]
+
+    async def _attach(self, prepared: Sequence[ReadyTask]) -> Sequence[ReadyTask | FactoryFailure]:
+        """Read and record the attachments of tasks of items. One that cannot be read fails its item (S-ATT-26)."""
+        if not any(each.task.attachments for each in prepared):
+            return prepared
+        slots = asyncio.Semaphore(_MOST_READS)
+
+        async def attach(ready: ReadyTask) -> ReadyTask | FactoryFailure:
+            try:
+                async with slots:
+                    return replace(ready, task=await store_attachments(ready.task, self._journal.journal))
+            except ValidationError as error:
+                if self._maker.fails_run:
+                    raise
+                return FactoryFailure(error)
+
+        return await asyncio.gather(*map(attach, prepared))
 
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
@@ -302,6 +337,7 @@ class OrderMaker:
             task, wanted = await self._factories.reduce(outputs)
             (prepared,) = await self._ready([task], [key], [[output.raw for output in outputs]])
         unit_type = node_type(level, is_final=group.is_final)
+        prepared = replace(prepared, task=await store_attachments(prepared.task, self._journal.journal))
         agent = prepared.agent
         # A prompt has the texts of outputs alone; other readers also receive their traces, ten times as much.
         is_prompt = agent is not None and agent.runner is None and not prepared.task.input_guardrails
@@ -321,6 +357,11 @@ class OrderMaker:
             ready = await self._maker.ready_loop(made, key_of(instance), item)
         finally:
             await self._append_asked()
+        planned = ready.planned
+        if any(task.attachments for task in planned.tasks.values()):
+            journal = self._journal.journal
+            tasks = {key: await store_attachments(task, journal) for key, task in planned.tasks.items()}
+            ready = replace(ready, planned=replace(planned, tasks=tasks))
         await self._meet(list(ready.planned.agents.values()))
         return PreparedLoop(instance=instance, number=number, unit_type=node_type(0), ready=ready)
 

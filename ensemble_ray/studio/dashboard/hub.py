@@ -257,6 +257,10 @@ class ShownRuns:
         store = self._store_of(run_id)
         return [] if store is None else await store.facts_of(run_id, instance)
 
+    async def read_content(self, run_id: str, sha256: str) -> bytes | None:
+        store = self._store_of(run_id)
+        return None if store is None else await store.read_content(run_id, sha256)
+
     async def summary(self, run_id: str) -> RecordedRun | None:
         """None: unknown run, or no record so far."""
         store = self._store_of(run_id)

@@ -376,15 +376,20 @@ def detail_of(
     is_whole = "/" in task or row.kind in {"iteration", "attempt", "state"}
     is_fixed = header.is_dynamic or header.is_empty or row.kind in {"loop", "phase", "graph"}
     said = [("user", question)] if question else []
+    attached: Sequence[Mapping[str, object]] = ()
     if trace is not None and (prompts := trace.prompts) is not None:
         said = [(each.role, each.content or "") for each in prompts.history]
         said = [("system", prompts.system_prompt), *said, ("user", prompts.user_prompt)]
+        attached = prompts.attachments
     agent, model = _planned_agent(row, header)
     created = map(as_mapping, header.agents or ())  # during the run
     agent = agent or next((each for each in created if each.get("role") == row.agent), {})
     return schemas.StepDetail(
         **dict(row),
-        prompt=[schemas.MessageSchema(role=role, content=content) for role, content in said],
+        prompt=[
+            schemas.MessageSchema(role=role, content=content, attachments=_attachments(attached) if is_last else [])
+            for is_last, (role, content) in ((at == len(said), each) for at, each in enumerate(said, start=1))
+        ],
         answers=[_answer(fact, answer, model) for fact, answer in answers],
         tools_offered=[str(name) for name in as_sequence(agent.get("tool_names"))],
         tool_calls=_calls(facts),
@@ -434,6 +439,19 @@ def _texts(detail: schemas.StepDetail) -> Mapping[str, str | None]:
     data = detail.structured_output
     text = None if data is None else json.dumps(jsonable(data), indent=2, ensure_ascii=False)
     return {**found, "structured_output": text, "output": detail.output}
+
+
+def _attachments(references: Sequence[Mapping[str, object]]) -> list[schemas.AttachmentSchema]:
+    return [
+        schemas.AttachmentSchema(
+            kind=as_text(each.get("kind")),
+            name=as_text(each.get("name")),
+            media_type=as_text(each.get("media_type")),
+            size_bytes=as_count(each.get("size_bytes")),
+            sha256=as_text(each.get("sha256")),
+        )
+        for each in references
+    ]
 
 
 def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.AnswerSchema:
@@ -517,6 +535,7 @@ def _calls(facts: Sequence[Fact]) -> list[schemas.ToolCallDetail]:
                 iteration=int(turn) if turn.isdecimal() else None,
                 repairs=[] if given is None else list(given.repairs),
                 log=[] if given is None else list(given.log),
+                attachments=_attachments([each.to_json() for each in given.attachments] if given else []),
             )
         )
     return found

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal, cast
 
+from ensemble_ray.values.attachments import Attachment, Audio, File, Image
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
+_Part = Mapping[str, object]
+_TEXT_TYPES = frozenset({"text", "input_text"})
 DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 
 
@@ -73,8 +77,20 @@ class ServedRequest:
 
     @property
     def text(self) -> str:
-        """Text of the last message."""
-        return str(self.messages[-1].get("content") or "") if self.messages else ""
+        """Text of the last message, without its attachments."""
+        content = self.messages[-1].get("content") if self.messages else None
+        if not isinstance(content, list):
+            return str(content or "")
+        return "\n".join(
+            str(part.get("text")) for part in cast("list[_Part]", content) if part.get("type") in _TEXT_TYPES
+        )
+
+    @cached_property
+    def attachments(self) -> Sequence[Attachment]:
+        """Attachments of all messages, in order, with their contents. The protocol has names only of files."""
+        contents = [each.get("content") for each in self.messages]
+        parts = [part for each in contents if isinstance(each, list) for part in cast("list[_Part]", each)]
+        return [found for part in parts if (found := _attachment_of(part)) is not None]
 
     @property
     def stream(self) -> bool:
@@ -124,6 +140,25 @@ def _messages_of(items: Sequence[Mapping[str, object]]) -> list[Mapping[str, obj
             messages.append(message)
             answer = message if item["role"] == "assistant" else None
     return messages
+
+
+def _attachment_of(part: _Part) -> Attachment | None:
+    """Return the attachment of a content part; an address stays unread. None: the part is a text."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return Image(url)
+        case {"type": "input_audio", "input_audio": {"data": str(data), "format": str(form)}}:
+            return Audio(b64decode(data), name=f"audio.{form}")
+        case {"type": "input_image", "image_url": str(url)}:
+            return Image(url)
+        case {"type": "file", "file": {"file_data": str(url), "filename": str(name)}} | {
+            "type": "input_file",
+            "file_data": str(url),
+            "filename": str(name),
+        }:
+            return File(url, name=name)
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from ensemble_ray.errors import message_of
 from ensemble_ray.events import FileChangedEvent
 from ensemble_ray.tools.approval import approve_from_thread, preview
 from ensemble_ray.tools.tool import AbstractTypedAgentTool, ToolResult
+from ensemble_ray.values.attachments import Attachment, picture_in
 from ensemble_ray.values.value import utc_now
 
 _DEFAULT_MAX_BYTES = 10 * 1024 * 1024
@@ -61,7 +62,7 @@ class FileReadInput(BaseModel):
 
 
 class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
-    """Reads UTF-8 text files below `base_dir` only.
+    """Reads UTF-8 text files and pictures below `base_dir` only.
 
     Args:
         base_dir: An existing directory.
@@ -99,7 +100,7 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
         except (OSError, ValueError) as error:
             return ToolResult.failure(f"Failed to read file: {_reason(error)}")
 
-    def _read(self, real: Path) -> str:
+    def _read(self, real: Path) -> str | Attachment:
         # before opening, which may have an effect (a device), and after it, as the file may have been replaced
         _ensure_regular(real.stat().st_mode)
         descriptor = os.open(real, os.O_RDONLY | _SAFE_FLAGS)
@@ -108,7 +109,7 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
             data = file.read(self._max_bytes + 1)
         if len(data) > self._max_bytes:
             raise ValueError(f"larger than {self._max_bytes} bytes")
-        return data.decode("utf-8")
+        return picture_in(data, name=real.name) or data.decode("utf-8")
 
 
 class FileWriteInput(BaseModel):

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, cast, runtime_checkable
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_core import from_json
@@ -21,6 +21,7 @@ from ensemble_ray.tools.approval import approve, preview
 from ensemble_ray.tools.tool import AbstractAgentTool, AbstractTypedAgentTool, ToolResult
 from ensemble_ray.tools.web.net import RequestFailedError, WebAnswer, exchange, fetch
 from ensemble_ray.tools.web.page_reader import PageError, read_page
+from ensemble_ray.values.attachments import Image, picture_in
 
 _TIMEOUT_S = 15.0
 _MAX_PAGE_BYTES = 5_242_880
@@ -39,7 +40,7 @@ class WebScrapeInput(BaseModel):
 
 
 class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
-    """Fetches a web page and returns its text without markup, navigation, header and footer.
+    """Fetches a web page and returns its text without markup, navigation, header and footer; or fetches a picture.
 
     Args:
         max_content_length: Characters of the text; a longer text is cut and marked.
@@ -85,6 +86,8 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
             raise
         except Exception as error:  # noqa: BLE001  a custom fetcher may raise any error
             return ToolResult.failure(f"Failed to fetch URL: {message_of(error)}")
+        if isinstance(html, Image):
+            return ToolResult.success(html)
         if not isinstance(html, str | bytes):
             return ToolResult.failure(f"Failed to fetch URL: the fetcher must return text, got: {type(html).__name__}")
         limit = self._max_content_length
@@ -94,7 +97,7 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
             return ToolResult.failure(f"Failed to read page: {error}")
         return ToolResult.success(text if len(text) <= limit else f"{text[:limit]} [truncated at {limit} chars]")
 
-    async def _fetch(self, url: str) -> str:
+    async def _fetch(self, url: str) -> str | Image:
         answer = await fetch(
             url,
             headers=_PAGE_HEADERS,
@@ -104,6 +107,10 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         )
         if not answer.is_success:
             raise RequestFailedError(f"HTTP {answer.status} from {url}")
+        if (picture := picture_in(answer.body, name=urlsplit(url).path.rpartition("/")[2])) is not None:
+            if answer.is_truncated:
+                raise RequestFailedError(f"the picture is larger than {_MAX_PAGE_BYTES:,} bytes")
+            return picture
         declared = _META_CHARSET.search(answer.body[:_META_WITHIN_BYTES])
         charset = declared[1].decode("ascii", "replace") if declared else "utf-8"
         return await threads.run(answer.text, default_encoding=charset)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -29,8 +31,10 @@ from ensemble_ray.tools.tool import (
     check_effect,
     check_tool_name,
     current_tool_context,
+    mention,
     timeout_seconds,
 )
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.messages import Effect
 
 if TYPE_CHECKING:
@@ -252,12 +256,13 @@ def _server_tool(
         meta = cast("RequestParamsMeta", {"traceparent": span}) if span else None  # S-INT-37
         named = {originals.get(key, key): value for key, value in arguments.items()}
         answer = await client.call_tool(tool.name, named, meta=meta)
-        text = "\n".join(_content_text(block) for block in answer.content)
+        parts = [_content(block) for block in answer.content]
+        text = _text_of(parts)
         if not text and answer.structured_content is not None:
             text = json.dumps(answer.structured_content, ensure_ascii=False)
         if answer.is_error:
             return ToolResult.failure(text or "the server reported no reason")
-        return ToolResult.success(text, answer.structured_content)
+        return ToolResult(text, None, answer.structured_content, _attachments_of(parts))
 
     description = tool.description or tool.title or ""
     return _RemoteTool(
@@ -281,7 +286,8 @@ def _resource_tools(address: ServerAddress, *, prefix: str, timeout: float | tim
         if not isinstance(uri, str):
             return ToolResult.failure("'uri' must be the address of a resource")
         answer = await client.read_resource(uri, cache_mode="refresh")
-        return ToolResult.success("\n".join(_resource_part(part) for part in answer.contents))
+        parts = [_resource_part(part) for part in answer.contents]
+        return ToolResult(_text_of(parts), attachments=_attachments_of(parts))
 
     make = partial(_RemoteTool, address=address, effect="none", timeout=timeout)
     uri = {"type": "string", "description": "Address of the resource."}
@@ -315,8 +321,9 @@ def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: 
     async def render(client: Client, values: dict[str, Any]) -> ToolResult:
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
         answer = await client.get_prompt(prompt.name, texts)
-        messages = (f"{each.role}: {_content_text(each.content)}" for each in answer.messages)
-        return ToolResult.success("\n\n".join(messages))
+        parts = [_content(each.content) for each in answer.messages]
+        messages = (f"{each.role}: {_text_of([part])}" for each, part in zip(answer.messages, parts, strict=True))
+        return ToolResult("\n\n".join(messages), attachments=_attachments_of(parts))
 
     description = prompt.description or f"Returns the prompt '{prompt.name}'."
     return _RemoteTool(
@@ -324,24 +331,37 @@ def _prompt_tool(address: ServerAddress, prompt: Prompt, *, name: str, timeout: 
     )
 
 
-def _content_text(block: ContentBlock) -> str:
+def _content(block: ContentBlock) -> str | Attachment:
     match block.type:
         case "text":
             return block.text
         case "image" | "audio":
-            return f"[{block.type}, {block.mime_type}, {_decoded_bytes(block.data)} bytes]"
+            return _decoded(block.data, "", block.mime_type, block.type)
         case "resource_link":
             return f"[resource {block.uri} ({block.title or block.name})]"
         case "resource":
             return _resource_part(block.resource)
 
 
-def _resource_part(part: TextResourceContents | BlobResourceContents) -> str:
+def _resource_part(part: TextResourceContents | BlobResourceContents) -> str | Attachment:
     text = getattr(part, "text", None)
     if isinstance(text, str):
         return text
-    return f"[resource {part.uri}, {part.mime_type or 'bytes'}, {_decoded_bytes(getattr(part, 'blob', ''))} bytes]"
+    uri = str(part.uri)
+    return _decoded(getattr(part, "blob", ""), uri.rstrip("/").rpartition("/")[2], part.mime_type, f"resource {uri}")
 
 
-def _decoded_bytes(encoded: str) -> int:
-    return len(encoded) * 3 // 4 - encoded[-2:].count("=")
+def _decoded(encoded: str, name: str, media_type: str | None, what: str) -> str | Attachment:
+    """Return a content of a server, or a line with the reason why it is refused."""
+    try:
+        return Attachment.of_bytes(base64.b64decode(encoded, validate=True), name=name or None, media_type=media_type)
+    except (binascii.Error, ValidationError) as error:
+        return f"[{what}, which cannot be read: {message_of(error)}]"
+
+
+def _text_of(parts: Sequence[str | Attachment]) -> str:
+    return "\n".join(mention(part) if isinstance(part, Attachment) else part for part in parts)
+
+
+def _attachments_of(parts: Sequence[str | Attachment]) -> tuple[Attachment, ...]:
+    return tuple([part for part in parts if isinstance(part, Attachment)])

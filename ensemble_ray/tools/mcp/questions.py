@@ -6,6 +6,8 @@ If the call is unknown, the request is refused. An error that ends the task, suc
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -13,9 +15,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import UnreadableAttachmentError, ValidationError
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.approval import approval_request, ask
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
 from ensemble_ray.values.reviews import Continue, Edit, ExitEarly
 
@@ -158,6 +161,8 @@ class CallQuestions:
             if asyncio.get_running_loop() is self._loop:
                 return await asking
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, self._loop))
+        except UnreadableAttachmentError as error:
+            return _refusal(str(error))
         except Exception as error:  # noqa: BLE001  the call raises it, not the SDK
             if self._failure is not None and not self._failure.done():
                 self._failure.set_exception(error)
@@ -197,12 +202,27 @@ def _read_messages(params: CreateMessageRequestParams) -> list[ChatMessage]:
     for message in params.messages:
         blocks = message.content if isinstance(message.content, list) else [message.content]
         texts: list[str] = []
+        attachments: list[Attachment] = []
         for block in blocks:
-            if block.type != "text":
-                raise ValidationError(f"The model of the agent accepts only texts, got: {block.type}")
-            texts.append(block.text)
-        messages.append(ChatMessage(role=message.role, content="\n".join(texts)))
+            match block.type:
+                case "text":
+                    texts.append(block.text)
+                case "image" | "audio" if message.role == "user":
+                    attachments.append(_decoded(block.data, block.mime_type))
+                case kind:
+                    raise ValidationError(
+                        f"The model of the agent accepts only texts, and images and audio of the user, got: {kind} of the {message.role}"
+                    )
+        content = "\n".join(texts)
+        messages.append(ChatMessage(role=message.role, content=content, attachments=tuple(attachments)))
     return messages
+
+
+def _decoded(encoded: str, media_type: str) -> Attachment:
+    try:
+        return Attachment.of_bytes(base64.b64decode(encoded, validate=True), media_type=media_type)
+    except binascii.Error as error:
+        raise ValidationError(f"The content of type {media_type[:100]} is not base64: {error}") from error
 
 
 FormValue = str | int | float | bool | list[str] | None

@@ -91,7 +91,7 @@ def test_text_is_refused_when_it_is_no_path(text: str) -> None:
         source_of(text)
     told = str(refused.value)
     assert told.startswith(f"items is the text '{text[:80]}")
-    assert told.endswith("': pass a list of items, or a path that ends in .jsonl, .csv or .parquet")
+    assert told.endswith("': pass a list of items, a folder, or a path that ends in .jsonl, .csv or .parquet")
     assert len(told) < 200
 
 

@@ -26,6 +26,7 @@ def test_submission_of_before_the_modules_moved_is_read() -> None:
     assert isinstance(asked.llm, OpenAIChatModel)
     tasks = [pickle.loads(task) for task in submission.tasks.values()]  # noqa: S301
     assert all(isinstance(task, Task) for task in tasks)
+    assert [task.attachments for task in tasks] == [()] * len(tasks), "a field of a later version has its default"
     assert [node.key for node in submission.plan.nodes][:2] == ["draft", "check"]
     for payload in list_payloads(submission).values():
         assert pickle.loads(payload) is not None  # noqa: S301

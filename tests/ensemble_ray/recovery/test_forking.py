@@ -131,7 +131,9 @@ async def test_other_inputs_are_refused_where_recorded_outputs_would_differ(home
     """S-DUR-92: the used task whose text they change is named; changes of the definition may be allowed, this not."""
     await _with_inputs(_model("a", "b")).arun({"topic": "tides", "audience": "sailors"}, runtime=home, run_id="one")
     team = _with_inputs(_model())
-    with pytest.raises(ValidationError, match=r"inputs change the texts of tasks .* 'first'\. Fork from 'first'"):
+    with pytest.raises(
+        ValidationError, match=r"inputs change the texts or attachments of tasks .* 'first'\. Fork from 'first'"
+    ):
         await afork("one", "last", team, inputs={"topic": "moons"}, runtime=home, allow_changes=True)
     output = await afork("one", "first", _with_inputs(_model("A", "B")), inputs={"topic": "moons"}, runtime=home)
     assert output.raw == "B"

@@ -76,6 +76,10 @@ class ListedStore:
         """Return no facts: lists do not need them."""
         raise NotImplementedError
 
+    async def read_content(self, run_id: str, sha256: str) -> bytes | None:
+        """Return no content: lists do not need it."""
+        raise NotImplementedError
+
     async def gates(self) -> list[GatesOfRun]:
         """Return no gates: lists do not need them."""
         raise NotImplementedError

@@ -12,20 +12,25 @@ from typing import Any
 import pytest
 
 from ensemble_ray import (
+    Audio,
     ChatMessage,
     ChatModel,
     ChatResponse,
+    File,
     IllegalStateError,
+    Image,
     ProviderFields,
     StreamingChatModel,
     TokenUsage,
     ToolCall,
     ToolSpec,
 )
+from ensemble_ray.llm.protocol.attachments import content_parts
 from ensemble_ray.ports import Services, use_services
-from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel
+from ensemble_ray.testing import Reply, ScriptedCall, ScriptedModel, ServedRequest, assert_attached
 from ensemble_ray.testing import scripted as scripted_module
 from ensemble_ray.testing.scripted import ScriptedModelHandle, answer_scripted
+from tests.media import PNG, WAV
 
 HELLO = [ChatMessage("user", "hello")]
 
@@ -208,3 +213,33 @@ async def test_class_name_and_text_arrive_when_the_error_cannot_travel() -> None
     with use_services(services_with(LoopbackDriver())), pytest.raises(Exception, match="code 7") as caught:
         await ScriptedModelHandle(_id_of(model)).chat(HELLO)
     assert type(caught.value).__name__ == "LocalError"
+
+
+async def test_attachments_are_the_same_here_and_from_a_handle(abroad: ScriptedModel) -> None:
+    """S-ATT-90: a call shows the contents of all messages, and a test compares them with files, bytes and attachments."""
+    image, sound = Image(PNG, name="dot.png"), Audio(WAV, name="call.wav")
+    messages = [
+        ChatMessage("user", "look", attachments=(image, sound)),
+        ChatMessage("user", "again", attachments=(image,)),
+    ]
+    with use_services(services_with(LoopbackDriver())):
+        await ScriptedModelHandle(_id_of(abroad)).chat(messages)
+    await abroad.chat(messages)
+    for asked in abroad.calls:
+        assert asked.attachments == (image, sound, image)
+        assert [each.data for each in asked.attachments] == [PNG, WAV, PNG]
+        assert_attached(asked, PNG, sound, image.as_reference())
+        with pytest.raises(AssertionError, match=r"attachments of the call: Image\('dot.png'.*; expected: none"):
+            assert_attached(asked)
+
+
+def test_attachments_of_a_request_are_read_from_its_parts() -> None:
+    """S-ATT-90: of pictures, audio and files as the protocol sends them; text files are text."""
+    parts = (Image(PNG), Audio(WAV), File(b"%PDF-1.7 x", name="a.pdf"), File(b"seen", name="a.md"))
+    content = content_parts(ChatMessage("user", "look", attachments=parts))
+    body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": content}]}
+    request = ServedRequest("/v1/chat/completions", {}, json.dumps(body).encode())
+    assert_attached(request, *parts[:3])
+    assert [type(each) for each in request.attachments] == [Image, Audio, File]
+    assert request.attachments[2].name == "a.pdf"
+    assert request.text == "look\n## File: a.md\nseen"

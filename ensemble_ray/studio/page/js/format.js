@@ -152,6 +152,13 @@ export function formatTime(at) {
   return zone === 0 ? `${shown} UTC` : `${shown} UTC${sign}${Math.floor(Math.abs(zone) / 60)}${zone % 60 ? `:${String(Math.abs(zone) % 60).padStart(2, "0")}` : ""}`;
 }
 
+/** @param {number} bytes */
+export function formatBytes(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  const [unit, size] = bytes < 1e6 ? ["KB", 1e3] : bytes < 1e9 ? ["MB", 1e6] : ["GB", 1e9];
+  return `${(bytes / size).toFixed(bytes / size < 10 ? 1 : 0)} ${unit}`;
+}
+
 /**
  * Singular or plural with its number.
  * @param {number} count

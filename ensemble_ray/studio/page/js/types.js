@@ -134,11 +134,12 @@
 /** @typedef {{cause: string, reason: string, at: number|null, wait_ms: number|null}} ModelWait */
 /** @typedef {{waits: ModelWait[], number: number, most: number|null}} ModelAttempts */
 /** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null}} Answer */
-/** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null, repairs?: string[], log?: string[]}} ToolCallDetail */
+/** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null, repairs?: string[], log?: string[], attachments?: AttachmentInfo[]}} ToolCallDetail */
+/** @typedef {{kind: string, name: string, media_type: string, size_bytes: number, sha256: string}} AttachmentInfo */
 
 /**
  * @typedef {object} StepExtra
- * @property {{role: string, content: string}[]} prompt
+ * @property {{role: string, content: string, attachments?: AttachmentInfo[]}[]} prompt
  * @property {Answer[]} answers
  * @property {string[]} tools_offered
  * @property {ToolCallDetail[]} tool_calls
@@ -230,6 +231,7 @@
  * @property {(run: string, after: number, listener: LiveListener) => () => void} live
  * @property {(run: string, step: string) => Promise<StepDetail>} step
  * @property {(run: string, step: string, field: string) => Promise<string>} text
+ * @property {(run: string, sha256: string) => Promise<Blob>} attachment
  * @property {(run: string, as: string) => Promise<Flow>} flow
  * @property {(run: string|null) => Promise<Actors>} actors
  * @property {() => Promise<Review[]>} reviews

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import ValidationError
+from ensemble_ray import File, Image, ValidationError
 from ensemble_ray.cli.inputs.arguments import read_inputs
 from tests.command_line import Call
 
@@ -144,6 +144,22 @@ def test_inputs_are_explained_when_they_are_wrong(
 def test_a_value_may_hold_equals_signs() -> None:
     """Only the first one parts name and value."""
     assert read_inputs(["formula=a=b"], None) == {"formula": "a=b"}
+
+
+def test_input_attaches_a_file(folder: Path) -> None:
+    """S-ATT-14: the suffix decides the kind; `@@` begins a text with `@`."""
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    assert read_inputs(["photo=@a.png", "page=@https://example.com/a.pdf", "handle=@@ada", "mail=a@b"], None) == {
+        "photo": Image("a.png"),
+        "page": File("https://example.com/a.pdf"),
+        "handle": "@ada",
+        "mail": "a@b",
+    }
+    with pytest.raises(ValidationError) as refused:
+        read_inputs(["handle=@ada"], None)
+    assert str(refused.value) == (
+        "--input handle: there is no file 'ada'. A text that begins with @ is written with @@: handle=@@ada"
+    )
 
 
 def test_what_happened_where_is_told_when_a_task_fails(call: Call, team: str, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ensemble_ray import ChatMessage, ChatResponse, ToolCall
+from ensemble_ray import Audio, ChatMessage, ChatResponse, Image, ToolCall
 from ensemble_ray.execute.agent.react import (
     MAX_STOPS,
     AnswerReceived,
@@ -102,6 +102,22 @@ def test_loop_ends_at_the_first_response_without_requests() -> None:
     assert asks(loop, "1", text="Let me look") == allowed("1")
     assert returns(loop, "3 hits") == CallModel(turn=1)
     assert answers(loop, "Three") == Finish(text="Three")
+
+
+def test_attachments_follow_the_results_when_tools_return_some() -> None:
+    """S-ATT-61: one message after all results of the turn, also after stopped ones; none without attachments."""
+    loop = machine(max_iterations=2)
+    asks(loop, "1", "2", "3")
+    found = [("search", Image(b"GIF89a", name="a.gif")), ("search", Audio(b"ID3", name="b.mp3"))]
+    assert loop.handle(ToolsReturned(texts=("x", "y"), attachments=found)) == CallModel(turn=1)
+    *_, stopped, shown = loop.messages
+    assert (stopped.role, stopped.tool_call_id) == ("tool", "3")
+    text = "Attached, in this order:\n- a.gif, from the tool 'search'\n- b.mp3, from the tool 'search'"
+    assert shown == ChatMessage(role="user", content=text, attachments=(found[0][1], found[1][1]))
+    plain = machine()
+    asks(plain, "1")
+    returns(plain, "x")
+    assert [message.role for message in plain.messages] == ["system", "user", "assistant", "tool"]
 
 
 def test_answer_stays_in_the_conversation_when_it_is_refused() -> None:

@@ -61,6 +61,9 @@ export function fileSource(file) {
       const value = /** @type {Record<string, unknown>|undefined} */ (/** @type {unknown} */ (details[id]))?.[field];
       return typeof value === "string" ? value : JSON.stringify(value, null, 2);
     },
+    attachment: async () => {
+      throw new Error("The file does not contain attachments");
+    },
     async flow(_run, as) {
       const flow = (as === "declared" ? flows.declared : flows.ran) ?? flows.ran ?? flows.declared;
       if (!flow) throw new Error("The file has no graph");

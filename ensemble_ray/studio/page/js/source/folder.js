@@ -43,6 +43,7 @@ export function withFolder(server) {
     live: (run, after, listener) => (isFileRun(run) ? () => undefined : server.live(run, after, listener)),
     step: async (run, step) => (await sourceOf(run)).step(run, step),
     text: async (run, step, field) => (await sourceOf(run)).text(run, step, field),
+    attachment: async (run, digest) => (await sourceOf(run)).attachment(run, digest),
     flow: async (run, as) => (await sourceOf(run)).flow(run, as),
     exported: async (run, format) => (await sourceOf(run)).exported(run, format),
   };

@@ -119,6 +119,7 @@ export function httpSource() {
     live: (run, after, listener) => listen({ open: (cursor, signal) => openStream(run, cursor, signal), cursor: after, listener }),
     step: (run, step) => get(`runs/${quote(run)}/steps/${stepPath(step)}`),
     text: async (run, step, field) => (await ask(`runs/${quote(run)}/steps/${stepPath(step)}/text?field=${quote(field)}`)).text(),
+    attachment: async (run, digest) => (await ask(`runs/${quote(run)}/attachments/${quote(digest)}`)).blob(),
     flow: (run, as) => get(`runs/${quote(run)}/flow?as=${as}`),
     actors: (run) => get(run === null ? "actors" : `runs/${quote(run)}/actors`),
     reviews: async () => (await get("reviews")).reviews,

@@ -59,7 +59,7 @@ function stepOf(trace, id, parent) {
   /** @type {StepDetail} */
   const detail = {
     ...withoutDetail(step), tool_calls: calls, output: typeof trace.final_output === "string" ? trace.final_output : null, structured_output: trace.parsed_output ?? null,
-    prompt: [["system", prompts.system_prompt], ["user", prompts.user_prompt]].filter(([, content]) => text(content)).map(([role, content]) => ({ role: text(role), content: text(content) })),
+    prompt: [["system", prompts.system_prompt], ["user", prompts.user_prompt]].filter(([, content]) => text(content)).map(([role, content]) => ({ role: text(role), content: text(content), attachments: role === "user" ? attachmentsOf(prompts.attachments) : [] })),
     answers: answers.map((answer, at) => answerOf(answer, at)),
   };
   const children = list(trace.delegations).flatMap((one, at) => {
@@ -98,13 +98,21 @@ function attemptsOf(answer) {
 }
 
 /**
+ * @param {unknown} references
+ * @returns {import("../types.js").AttachmentInfo[]}
+ */
+function attachmentsOf(references) {
+  return list(references).map((each) => ({ kind: text(each.kind), name: text(each.name), media_type: text(each.media_type), size_bytes: Number(each.size_bytes) || 0, sha256: text(each.sha256) }));
+}
+
+/**
  * @param {Fields} call
  * @param {number|null} iteration
  * @returns {ToolCallDetail}
  */
 function callOf(call, iteration) {
   const [from, to] = [instant(call.started_at), instant(call.completed_at)];
-  return { name: text(call.tool_name), arguments: text(call.arguments), result: typeof call.result === "string" ? call.result : null, outcome: text(call.outcome) || "success", duration_ms: from === null || to === null ? null : to - from, started_at: from, effect: null, iteration, repairs: texts(call.repairs), log: texts(call.log) };
+  return { name: text(call.tool_name), arguments: text(call.arguments), result: typeof call.result === "string" ? call.result : null, outcome: text(call.outcome) || "success", duration_ms: from === null || to === null ? null : to - from, started_at: from, effect: null, iteration, repairs: texts(call.repairs), log: texts(call.log), attachments: attachmentsOf(call.attachments) };
 }
 
 /**

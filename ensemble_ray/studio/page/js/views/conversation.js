@@ -10,6 +10,7 @@ import { line, textBlock } from "../ui/parts.js";
 /** @typedef {import("../types.js").ModelAttempts} ModelAttempts */
 /** @typedef {import("../types.js").ToolCallDetail} ToolCallDetail */
 /** @typedef {(field: string, text: string, options: {prose?: boolean, label?: string}) => HTMLElement} ShowText */
+/** @typedef {(attachments: import("../types.js").AttachmentInfo[]) => HTMLElement} ShowFiles */
 
 /** What a model call waited for when no attempt had failed. */
 const WAITS = /** @type {Record<string, string>} */ ({ breaker: "Circuit breaker", limit: "Calls in flight", permit: "Rate limit" });
@@ -19,12 +20,13 @@ const SHORT = 1200;
 /**
  * @param {StepDetail} step
  * @param {ShowText} show
+ * @param {ShowFiles} files
  * @returns {HTMLElement[]}
  */
-export function conversation(step, show) {
+export function conversation(step, show, files) {
   const messages = step.prompt.map((message, at) => h("details", { class: `message ${message.role}`, open: message.role !== "system" && message.content.length < SHORT },
     h("summary", {}, icon("right"), h("span", { class: "role" }, message.role), h("span", { class: "muted num" }, `${formatCount(step.cut[`prompt.${at}`] ?? message.content.length)} characters`), line(message.content, "muted clip preview-line", 120)),
-    show(`prompt.${at}`, message.content, { label: `Prompt: ${message.role}` })));
+    show(`prompt.${at}`, message.content, { label: `Prompt: ${message.role}` }), message.attachments?.length ? files(message.attachments) : null));
   /** @type {Map<number|null, ToolCallDetail[]>} */
   const calls = new Map();
   for (const call of step.tool_calls) calls.set(call.iteration, [...(calls.get(call.iteration) ?? []), call]);
@@ -32,10 +34,10 @@ export function conversation(step, show) {
   const turns = [];
   for (const answer of step.answers) {
     turns.push(answerOf(answer, step, show));
-    for (const call of calls.get(answer.iteration) ?? []) turns.push(callOf(call, step.tool_calls.indexOf(call), show));
+    for (const call of calls.get(answer.iteration) ?? []) turns.push(callOf(call, step.tool_calls.indexOf(call), show, files));
     calls.delete(answer.iteration);
   }
-  for (const rest of calls.values()) for (const call of rest) turns.push(callOf(call, step.tool_calls.indexOf(call), show));
+  for (const rest of calls.values()) for (const call of rest) turns.push(callOf(call, step.tool_calls.indexOf(call), show, files));
   return [...messages, ...turns];
 }
 
@@ -86,16 +88,18 @@ function answerOf(answer, step, show) {
  * @param {ToolCallDetail} call
  * @param {number} at
  * @param {ShowText} show
+ * @param {ShowFiles} files
  */
-function callOf(call, at, show) {
+function callOf(call, at, show, files) {
   const tone = call.outcome === "success" ? "completed" : call.outcome.startsWith("skipped") ? "stopped" : "failed";
   const isUnknown = call.effect === "unknown" || call.outcome === "unknown";
-  const { repairs = [], log = [] } = call;
+  const { repairs = [], log = [], attachments = [] } = call;
   return h("details", { class: "message tool", open: tone === "failed" && !isUnknown },
     h("summary", {}, icon("right"), h("span", { class: "role mono" }, oneLine(call.name, 60)), h("span", { class: `status is-${isUnknown ? "waiting" : statusTone(tone)}` }, isUnknown ? "unknown" : oneLine(call.outcome, 20)),
-      call.duration_ms !== null && h("span", { class: "muted num" }, formatDuration(call.duration_ms)), call.effect && call.effect !== "recorded" && !isUnknown && h("span", { class: "badge" }, oneLine(call.effect, 20).toUpperCase()), repairs.length > 0 && h("span", { class: "badge" }, "REPAIRED"), log.length > 0 && h("span", { class: "muted num" }, log.length > 50 ? "over 50 lines" : countOf(log.length, "line")), line(call.arguments, "muted clip preview-line mono", 120)),
+      call.duration_ms !== null && h("span", { class: "muted num" }, formatDuration(call.duration_ms)), call.effect && call.effect !== "recorded" && !isUnknown && h("span", { class: "badge" }, oneLine(call.effect, 20).toUpperCase()), repairs.length > 0 && h("span", { class: "badge" }, "REPAIRED"), attachments.length > 0 && h("span", { class: "badge" }, countOf(attachments.length, "FILE", "FILES")), log.length > 0 && h("span", { class: "muted num" }, log.length > 50 ? "over 50 lines" : countOf(log.length, "line")), line(call.arguments, "muted clip preview-line mono", 120)),
     call.arguments !== "" && [h("h4", {}, "Arguments"), show(`tool_calls.${at}.arguments`, pretty(call.arguments), { label: "Arguments" })],
     repairs.length > 0 && [h("h4", {}, "Repaired before the call"), h("ul", { class: "bullets" }, repairs.map((one) => h("li", {}, line(one, "", 300))))],
     log.length > 0 && [h("h4", {}, "Logged and printed"), h("div", { class: "log mono", tabindex: 0, role: "region", "aria-label": "Logged and printed" }, h("ol", {}, log.map((one) => h("li", { class: /^(ERROR|CRITICAL) /.test(one) ? "is-failed" : /^WARNING /.test(one) ? "is-waiting" : null }, line(one, "", 600)))))],
-    h("h4", {}, "Result"), call.result === null ? h("p", { class: "muted note" }, "Unknown: the process ended before it recorded the result.") : show(`tool_calls.${at}.result`, pretty(call.result), { label: "Result" }));
+    h("h4", {}, "Result"), call.result === null ? h("p", { class: "muted note" }, "Unknown: the process ended before it recorded the result.") : show(`tool_calls.${at}.result`, pretty(call.result), { label: "Result" }),
+    attachments.length > 0 && files(attachments));
 }

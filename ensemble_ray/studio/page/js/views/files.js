@@ -1,7 +1,7 @@
 // The files of a folder: graphs, traces and exported runs, each opened as a run of which nothing more is known.
 
 import { h, fill, icon, syncChildren } from "../dom.js";
-import { countOf, formatAgo, formatCount, formatDuration, formatTime } from "../format.js";
+import { countOf, formatAgo, formatBytes, formatCount, formatDuration, formatTime } from "../format.js";
 import { formatRoute } from "../router.js";
 import { fileRun } from "../source/folder.js";
 import { oneLine, visible } from "../text.js";
@@ -15,13 +15,6 @@ import { emptyState, failureState, line } from "../ui/parts.js";
 const EVERY = 3000;
 const WORDS = /** @type {Record<string, string>} */ ({ dag: "GRAPH", trace: "TRACE", run: "RUN" });
 const COLUMNS = ["", "File", "Tasks", "Duration", "Size", "Changed"];
-
-/** @param {number} bytes */
-export function formatBytes(bytes) {
-  if (bytes < 1000) return `${bytes} B`;
-  const [unit, size] = bytes < 1e6 ? ["KB", 1e3] : bytes < 1e9 ? ["MB", 1e6] : ["GB", 1e9];
-  return `${(bytes / size).toFixed(bytes / size < 10 ? 1 : 0)} ${unit}`;
-}
 
 /**
  * @param {App} app

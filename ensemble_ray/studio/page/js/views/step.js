@@ -5,6 +5,7 @@ import { countOf, formatCost, formatCount, formatDuration, formatTime } from "..
 import { durationOf, tokensOf } from "../model/run.js";
 import { oneLine, pretty } from "../text.js";
 import { forkRun } from "../ui/actions.js";
+import { attachmentList } from "../ui/attachments.js";
 import { agentName, copyText, failureState, line, statusPill, textBlock } from "../ui/parts.js";
 import { attemptList, conversation } from "./conversation.js";
 import { reviewCard } from "./reviews.js";
@@ -132,7 +133,7 @@ export function stepPanel(app, model, id) {
       step.reviews.length > 0 && section("Reviews", step.reviews.map((review) => reviewCard(app, review)), { note: String(step.reviews.length) }),
       step.output !== null && section("Output", [text("output", step.output, { prose: true, label: "Output" }), h("div", { class: "more row" }, h("button", { class: "button small", type: "button", onclick: () => void copyText(step.output ?? "") }, icon("copy"), "Copy"))]),
       ((step.structured_output ?? null) !== null || step.cut.structured_output) && section("Structured output", [text("structured_output", (step.structured_output ?? null) === null ? "" : pretty(step.structured_output), { label: "Structured output" })]),
-      step.prompt.length + step.answers.length + step.tool_calls.length > 0 && section(step.prompt.length + step.answers.length ? "Conversation" : "Calls", conversation(step, text), { note: step.answers.length ? countOf(step.answers.length, "answer") : "" }),
+      step.prompt.length + step.answers.length + step.tool_calls.length > 0 && section(step.prompt.length + step.answers.length ? "Conversation" : "Calls", conversation(step, text, (attachments) => attachmentList(app, run, attachments)), { note: step.answers.length ? countOf(step.answers.length, "answer") : "" }),
       offered.size + called.size > 0 && section("Tools", [h("ul", { class: "tools" }, [...new Set([...offered, ...called])].map((name) => h("li", { class: called.has(name) ? "used" : "" }, line(name, "", 60), h("span", { class: "muted" }, called.has(name) ? ` ×${step.tool_calls.filter((call) => call.name === name).length}` : " offered"))))], { note: `${called.size} of ${offered.size || called.size} called` }),
       step.guardrails.length > 0 && section("Guardrails", step.guardrails.map((check) => verdict(check.accepted, check.name ? `${check.name} (${check.kind})` : check.kind, check.message)), { note: rejected ? `${rejected} rejected` : "all accepted" }),
       step.constraints.length > 0 && section("Constraints", step.constraints.map((check) => verdict(check.allowed, check.rule, check.message))),
