@@ -24,7 +24,8 @@ Exception
 │  ├─ ReviewTimeoutError
 │  ├─ ReviewDecidedError
 │  ├─ UnknownOutcomeError
-│  └─ CircuitOpenError
+│  ├─ CircuitOpenError
+│  └─ AllModelsFailedError
 ├─ IllegalStateError (RuntimeError)
 │  └─ ToolConfigurationError
 ├─ TryAgain                          control flow
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.value import RateLimit
 
 __all__ = [
-    "AgentExecutionError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
+    "AgentExecutionError", "AllModelsFailedError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
     "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
@@ -355,6 +356,20 @@ class CircuitOpenError(EnsembleError):
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
         self.endpoint = endpoint
+
+
+class AllModelsFailedError(EnsembleError):
+    """No model of a fallback chain answered; the cause is the error of the last one.
+
+    Attributes:
+        failures: (name of the model, its failure) in the order in which they were asked.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, str]]) -> None:
+        self.failures = tuple((name, text) for name, text in failures)
+        super().__init__(
+            f"No model of the chain answered. {'; '.join(f'{name}: {brief(text)}' for name, text in failures)}"
+        )
 
 
 class ReviewTimeoutError(EnsembleError):

@@ -29,7 +29,7 @@ from ensemble_ray.facts.effects import (
     ReflectionStored,
 )
 from ensemble_ray.facts.runs import DirectivesShown
-from ensemble_ray.llm.names import NO_NAMES, added_names, model_names
+from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names
 from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore, RunMemory
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
@@ -344,8 +344,8 @@ async def _ask_model(
     observations: tuple[str, ...]
     parts = parse_reflection("")
     try:
-        response, tokens = await _call_model(scope, model, messages)
-        names = added_names(model_names(model), declared_model(scope, model))
+        response, tokens, answered = await _call_model(scope, model, messages)
+        names = added_names(answered, declared_model(scope, model))
         if response.text is None or not response.text.strip():
             raise ValueError("the model's answer is empty")
         parts = parse_reflection(response.text)
@@ -375,8 +375,8 @@ async def _ask_model(
 
 async def _call_model(
     scope: TaskScope, model: ChatModel, messages: list[ChatMessage]
-) -> tuple[ChatResponse, tuple[int, int]]:
-    """Return the answer and its (input, output) tokens, which do not count for the task (S-REFL-18)."""
+) -> tuple[ChatResponse, tuple[int, int], ModelNames]:
+    """Return the answer, its (input, output) tokens, which do not count for the task (S-REFL-18), and its model."""
     order, effects = scope.order, scope.effects
     separate_effects = TaskEffects(
         task_description=effects.task_description,
@@ -396,10 +396,11 @@ async def _call_model(
         estimated_input(messages, ()),
         answer_tokens(response.text, response.tool_calls, response.reasoning),
     )
-    return response, (
+    tokens = (
         usage.input_tokens if usage.input_tokens >= 0 else estimated[0],
         usage.output_tokens if usage.output_tokens >= 0 else estimated[1],
     )
+    return response, tokens, attempts.names
 
 
 def _warn(scope: TaskScope, what: str, error: BaseException) -> None:

@@ -371,6 +371,7 @@ class RunContext:
     has_reflections: bool = False
     models: RunModels = field(default_factory=RunModels)  # that directives can switch to
     tracing: RunTracing | None = None  # None: not traced
+    began_at: float = 0.0  # at which the run was started or resumed, Unix time, s
     declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 
 class ModelNames(NamedTuple):
@@ -22,14 +22,19 @@ _LIBRARY = "ensemble_ray."
 
 def model_names(model: object) -> ModelNames:
     """Return the names under which a model's calls are shown."""
-    name, other, provider = (getattr(model, each, None) for each in ("model_name", "model", "provider_name"))
-    shown = next((text for text in (name, other) if isinstance(text, str) and text), None)
-    return ModelNames(shown, provider if isinstance(provider, str) and provider else None)
+    name: object = getattr(model, "model_name", None)
+    if not isinstance(name, str) or not name:
+        name = getattr(model, "model", None)
+    provider: object = getattr(model, "provider_name", None)
+    return ModelNames(
+        name if isinstance(name, str) and name else None, provider if isinstance(provider, str) and provider else None
+    )
 
 
 def declared_names(model: object) -> ModelNames:
     """Return the names of a model that `recorded_names` reads from its recorded definition."""
-    while (inner := getattr(model, "delegate", None)) is not None:  # a rate-limited model
+    # A rate-limited model, and a chain.
+    while (inner := getattr(model, "delegate", None) or getattr(model, "first_model", None)) is not None:
         model = inner
     cls = type(model)
     provider = _USUAL_PROVIDERS.get(cls.__name__) if cls.__module__.startswith(_LIBRARY) else None
@@ -45,12 +50,15 @@ def added_names(names: ModelNames, declared: ModelNames) -> ModelNames:
 
 
 def recorded_names(llm: Mapping[str, object]) -> ModelNames:
-    """Return the names of a model in a recorded definition, such as its `definition.llm` (S-FBK-41).
+    """Return the names of a model in a recorded definition, such as its `definition.llm`; of a chain, of its first model.
 
     Examples:
         >>> recorded_names({"class": "ensemble_ray.OpenAIChatModel", "model": "gpt-4o-mini"})
         ModelNames(model='gpt-4o-mini', provider='openai')
     """
+    models = llm.get("models")  # of a chain
+    if isinstance(models, list) and models and isinstance(models[0], Mapping):
+        return recorded_names(cast("Mapping[str, object]", models[0]))
     name, cls = llm.get("model"), llm.get("class")
     provider = None
     if isinstance(cls, str) and cls.startswith(_LIBRARY):

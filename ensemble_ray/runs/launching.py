@@ -314,6 +314,7 @@ def run_context_of(
         or any(task.reflection_config is not None for task in planned.tasks.values()),
         models=RunModels(definition.models),
         tracing=tracing,
+        began_at=time.time(),
         declared_model=NO_NAMES if plan.nodes else declared_names(definition.llm),
     )
 

@@ -447,7 +447,7 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.Ans
         output_tokens=None if answer.output_tokens < 0 else int(answer.output_tokens),
         reasoning_tokens=None if answer.reasoning_tokens < 0 else int(answer.reasoning_tokens),
         latency_ms=max(0, round(answer.latency_s * 1000)),
-        model=model,
+        model=answer.model or model,
         started_at=as_millis(answer.started_at),
         attempts=_attempts(answer, answer.retries + 1),
     )
@@ -469,7 +469,8 @@ def _attempts(call: ModelAnswered | FailureRecorded, number: int) -> schemas.Mod
             waits.append(schemas.ModelWaitSchema(cause="permit", at=at, wait_ms=wait_ms))
     if not waits:
         return None
-    is_repeated = any(each.cause == "repeat" for each in waits)  # each repeat has attempts of its own
+    # Each repeat, and each model of a chain, has attempts of its own.
+    is_repeated = any(each.cause in {"repeat", "fallback"} for each in waits)
     return schemas.ModelAttempts(waits=waits, number=number, most=None if is_repeated else call.max_attempts or None)
 
 
