@@ -34,6 +34,7 @@ from ensemble_ray.definition.task import UnitOutput as UnitOutput
 from ensemble_ray.ensemble import Ensemble as Ensemble
 from ensemble_ray.ensemble import run as run
 from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
+from ensemble_ray.errors import AllModelsFailedError as AllModelsFailedError
 from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
 from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
 from ensemble_ray.errors import EnsembleError as EnsembleError
@@ -96,6 +97,8 @@ from ensemble_ray.execute.review.handlers import ReviewHandler as ReviewHandler
 from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifier
 from ensemble_ray.items.results import DeadLetters as DeadLetters
 from ensemble_ray.items.text_files import CsvFile as CsvFile
+from ensemble_ray.llm.fallback import Fallback as Fallback
+from ensemble_ray.llm.fallback import When as When
 from ensemble_ray.llm.limits.limiter import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
@@ -270,6 +273,7 @@ __all__ = [
     "AgentSummary",
     "AgentSynthesizer",
     "AgentTool",
+    "AllModelsFailedError",
     "CalculatorTool",
     "CaptureMode",
     "CapturedMessage",
@@ -332,6 +336,7 @@ __all__ = [
     "ExitEarlyError",
     "ExitReason",
     "FailedItem",
+    "Fallback",
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
@@ -495,6 +500,7 @@ __all__ = [
     "WebSearchProvider",
     "WebSearchTool",
     "WebSocketStreamingListener",
+    "When",
     "Workflow",
     "adecide",
     "afork",

@@ -334,7 +334,7 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
-        by_model = Counter([each.model for each in self.models if each.model]) if self.is_chained else NO_ANSWERS
+        by_model = dict(Counter([each.model for each in self.models if each.model])) if self.is_chained else NO_ANSWERS
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,

@@ -59,14 +59,16 @@ MOST_WAITS = 50  # of a model call; later ones are not recorded
 class ModelWait(NamedTuple):
     """A wait of a model call before its last attempt: after a failed attempt, or for its endpoint."""
 
-    #: `retry`: an attempt failed; `repeat`: an answer was incomplete; `breaker`, `limit`: calls of the endpoint wait
+    #: `retry`: an attempt failed; `repeat`: an answer was incomplete; `breaker`, `limit`: calls of the endpoint wait;
+    #: of a chain: `fallback`: its model failed; `skipped`: it was not asked; `rule`: a rule left it out
     cause: str
     reason: str
     at: float
     wait_s: float
 
     def __str__(self) -> str:
-        return f"{self.reason}, waited {self.wait_s:.3g} s" if self.wait_s else self.reason
+        reason = f"{self.reason}; then the next model" if self.cause in {"fallback", "skipped"} else self.reason
+        return f"{reason}, waited {self.wait_s:.3g} s" if self.wait_s else reason
 
 
 WAITS = list_of(_row_of(TEXT, TEXT, INSTANT, DURATION))

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import cache
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -21,7 +20,7 @@ _COST_UNIT = Decimal("0.00000001")  # costs have 8 decimal places (S-MET-31); an
 _UNITS = 10**8
 
 
-NO_ANSWERS: Mapping[str, int] = MappingProxyType({})
+NO_ANSWERS: Mapping[str, int] = {}
 
 
 def _is_empty(value: object) -> bool:
@@ -249,7 +248,7 @@ class MetricsSum:
         return {
             **self._numbers,
             **self._tokens,
-            "answers_by_model": self._by_model or NO_ANSWERS,
+            "answers_by_model": dict(self._by_model),
             "memory_operations": self._memory,
             "cost_estimate": self._cost,
         }

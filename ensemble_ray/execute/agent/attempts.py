@@ -269,7 +269,7 @@ class ChainAttempts(Attempts):
         if was_asked:
             self.failed.append(text)
             self._scope.effects.retry_count += 1
-        self._note_wait("fallback", text, self._scope.ports.clock.now(), 0.0)
+        self._note_wait("fallback" if was_asked else "skipped", text, self._scope.ports.clock.now(), 0.0)
         _log.warning("Task '%s': the next model of the chain is asked. %s", self._scope.order.key, text)
 
 
