@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.llm.limits.breaker import Budget, Proceed, Refuse, Verdict
@@ -127,7 +127,8 @@ class Spent:
     total: Amount
 
 
-BudgetReply = Granted | Rejected | BalanceRequired | Spent | None
+_ClaimReply: TypeAlias = Granted | Rejected | BalanceRequired | None
+BudgetReply = _ClaimReply | Spent
 
 
 class BudgetService:
@@ -254,7 +255,7 @@ class RemoteAccount:
                 budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, balance=balance
             )
             try:
-                reply = await self._service.account(message)
+                reply = cast("_ClaimReply", await self._service.account(message))
             except ConnectionError as error:
                 _log.debug("Account %s not reached: %s", self._budget.account, error)
                 self._life = ""
