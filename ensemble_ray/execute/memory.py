@@ -29,7 +29,7 @@ from ensemble_ray.facts.effects import (
     ReflectionStored,
 )
 from ensemble_ray.facts.runs import DirectivesShown
-from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names
+from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names, model_names
 from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore, RunMemory
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
@@ -345,7 +345,7 @@ async def _ask_model(
     parts = parse_reflection("")
     try:
         response, tokens, answered = await _call_model(scope, model, messages)
-        names = added_names(answered, declared_model(scope, model))
+        names = added_names(answered, declared_model(scope, model, model_names(model)))
         if response.text is None or not response.text.strip():
             raise ValueError("the model's answer is empty")
         parts = parse_reflection(response.text)

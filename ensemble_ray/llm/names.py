@@ -31,15 +31,16 @@ def model_names(model: object) -> ModelNames:
     )
 
 
-def declared_names(model: object) -> ModelNames:
-    """Return the names of a model that `recorded_names` reads from its recorded definition."""
+def declared_names(model: object, names: ModelNames) -> ModelNames:
+    """Return those of a model's `names` that `recorded_names` reads from its recorded definition."""
     # A rate-limited model, and a chain.
     while (inner := getattr(model, "delegate", None) or getattr(model, "first_model", None)) is not None:
         model = inner
     cls = type(model)
-    provider = _USUAL_PROVIDERS.get(cls.__name__) if cls.__module__.startswith(_LIBRARY) else None
-    name = getattr(model, "model_name" if provider == "local" else "model", None)
-    return ModelNames(name if isinstance(name, str) and name else None, provider)
+    if cls.__name__ in _USUAL_PROVIDERS and cls.__module__.startswith(_LIBRARY):
+        return ModelNames(names.model, _USUAL_PROVIDERS[cls.__name__])
+    name = getattr(model, "model", None)
+    return ModelNames(name if isinstance(name, str) and name else None)
 
 
 def added_names(names: ModelNames, declared: ModelNames) -> ModelNames:

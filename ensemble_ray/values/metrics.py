@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import cache
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -21,10 +22,6 @@ _UNITS = 10**8
 
 
 NO_ANSWERS: Mapping[str, int] = {}
-
-
-def _is_empty(value: object) -> bool:
-    return not value
 
 
 def _is_zero(value: object) -> bool:
@@ -136,7 +133,7 @@ class TaskMetrics(Value):
     prompt_build_time: timedelta = timedelta()
     llm_call_count: int = 0
     #: answers to the task's own calls by the name of the model, if its model is a fallback chain (S-FBK-31)
-    answers_by_model: Mapping[str, int] = Field(default=NO_ANSWERS, exclude_if=_is_empty)
+    answers_by_model: Mapping[str, int] = Field(default=NO_ANSWERS, exclude_if=not_)
     tool_call_count: int = 0
     retry_count: int = 0  # model calls after failures of their provider (S-DUR-66)
     incomplete_answers: int = 0  # cut off or empty; without those that a retry replaced (S-MET-18)
@@ -190,7 +187,7 @@ class ExecutionMetrics(Value):
     total_memory_retrieval_time: timedelta = timedelta()
     total_prompt_build_time: timedelta = timedelta()
     total_llm_call_count: int = 0
-    answers_by_model: Mapping[str, int] = Field(default=NO_ANSWERS, exclude_if=_is_empty)
+    answers_by_model: Mapping[str, int] = Field(default=NO_ANSWERS, exclude_if=not_)
     total_tool_calls: int = 0
     total_delegations: int = 0
     total_incomplete_answers: int = 0

@@ -390,11 +390,11 @@ def _explain(reason: str) -> tuple[str, str]:
     return f"the model stopped for an unknown reason (finish_reason '{reason}')", advice
 
 
-def declared_model(scope: TaskScope, model: ChatModel) -> ModelNames:
-    """Return the names that the record has for a task's model without its answers."""
+def declared_model(scope: TaskScope, model: ChatModel, names: ModelNames) -> ModelNames:
+    """Return those of a model's `names` that the record has without the answers of a task."""
     if scope.order.agent is not None:  # the task is in no plan
         return scope.context.declared_model
-    return NO_NAMES if scope.order.switches else declared_names(model)
+    return NO_NAMES if scope.order.switches else declared_names(model, names)
 
 
 def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) -> ModelAnswered:

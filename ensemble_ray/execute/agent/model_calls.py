@@ -77,7 +77,8 @@ class ModelCalls:
         repeats = self._runner is None or self._runner.may_be_repeated
         self._attempts = self._chain or Attempts(scope, model, may_repeat=repeats)
         self._effects.is_chained = chain is not None
-        self._names, self._declared = model_names(model), declared_model(scope, model)
+        self._names = model_names(model)
+        self._declared = declared_model(scope, model, self._names)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None

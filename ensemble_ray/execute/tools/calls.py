@@ -30,7 +30,7 @@ from ensemble_ray.execute.review.gates import ReviewOpenError, ToolReviews, can_
 from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
-from ensemble_ray.llm.names import added_names
+from ensemble_ray.llm.names import added_names, model_names
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
@@ -366,7 +366,8 @@ class ToolSampling:
     async def _send(self, name: str, digest: str, messages: Sequence[ChatMessage]) -> SamplingAnswered:
         response, attempts, started_at = await ask_once(self._scope, self._model, messages, name)
         usage = response.usage or TokenUsage()
-        names = added_names(attempts.names, declared_model(self._scope, self._model))
+        declared = declared_model(self._scope, self._model, model_names(self._model))
+        names = added_names(attempts.names, declared)
         return SamplingAnswered(
             request_digest=digest,
             started_at=started_at,

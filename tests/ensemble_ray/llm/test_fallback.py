@@ -267,7 +267,7 @@ def test_a_chain_is_a_part_of_the_definition() -> None:
     data = model_data(ruled)
     assert data["on"] == ["quota", f"{__name__}.PlainError"]
     assert data["when"] == [{"budget_above": 0.5}]
-    assert declared_names(plain) == recorded_names(model_data(plain)) == ModelNames("a", "openai")
+    assert declared_names(plain, model_names(plain)) == recorded_names(model_data(plain)) == ModelNames("a", "openai")
 
 
 @pytest.mark.parametrize(
@@ -283,4 +283,4 @@ def test_a_chain_is_a_part_of_the_definition() -> None:
 def test_readers_of_a_record_name_a_declared_model(llm: object, names: ModelNames) -> None:
     """S-FBK-41: as the writer of its answers does."""
     model = resolve_llm(llm)
-    assert declared_names(model) == recorded_names(model_data(model)) == names
+    assert declared_names(model, model_names(model)) == recorded_names(model_data(model)) == names
