@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from ensemble_ray.values.value import RateLimit
 
 __all__ = [
-    "AgentExecutionError", "AllModelsFailedError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
-    "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
+    "AgentExecutionError", "AllModelsFailedError", "BudgetExhaustedError", "CircuitOpenError",
+    "ConstraintViolationError", "EnsembleError", "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
     "RecordError", "ReviewDecidedError", "ReviewTimeoutError", "RunExistsError", "StaleEpochError",

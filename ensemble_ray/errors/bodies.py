@@ -50,9 +50,8 @@ _TOO_LONG_CODES = frozenset({
     "string_above_max_length", "prompt_too_long",
 })  # fmt: skip
 _TOO_LONG = re.compile(
-    r"(?:maximum|max) (?:context|model) (?:length|len)|context[ _](?:length|window|size)|(?:prompt|input) is too long"
-    r"|exceeds? the (?:maximum|available|model's) (?:number of tokens|context|input)"
-    r"|(?:input|prompt) token count .{0,40}exceeds|too many (?:input )?tokens"
+    r"(?:maximum|max) (?:context|model) len|exceeds? [^.]{0,60}context|context (?:length|window|size)[^.]{0,60}(?:exceed|only)"
+    r"|(?:prompt|input) is too long|exceeds? the maximum number of (?:input )?tokens|too many (?:input )?tokens"
 )
 #: `try again in 6m0.5s`, `retry after 26 seconds`
 _DELAY = re.compile(r"(?:try again|retry) (?:in|after):? ((?:\d{1,9}(?:\.\d{1,9})? ?[a-z]{1,12}[ ,]{0,2}){1,4})")

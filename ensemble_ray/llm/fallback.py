@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -14,6 +15,7 @@ from ensemble_ray.errors import (
     CircuitOpenError,
     EnsembleError,
     ExitEarlyError,
+    IllegalStateError,
     RateLimitTimeoutError,
     ValidationError,
     message_of,
@@ -127,18 +129,10 @@ class Fallback:
     ) -> None:
         if isinstance(models, str) or not isinstance(models, Sequence) or not models:
             raise ValidationError(f"Fallback models must be a list of models with at least one, got: {models!r}")
-        self._set(tuple(_resolve(each) for each in models), _names_of(models), _as_tuple(on), _as_tuple(when))
+        self._models, self._names = tuple(_resolve(each) for each in models), _names_of(models)
+        self._on, self._when = _as_tuple(on), _as_tuple(when)
         self._check()
-
-    def _set(
-        self,
-        models: tuple[ChatModel, ...],
-        names: tuple[str, ...],
-        on: tuple[FallbackReason | type[Exception], ...],
-        when: tuple[When, ...],
-    ) -> None:
-        self._models, self._names, self._on, self._when = models, names, on, when
-        self._classes = tuple(each for each in on if isinstance(each, type))
+        self._classes = tuple(each for each in self._on if isinstance(each, type))
 
     def _check(self) -> None:
         for name, model in zip(self._names, self._models, strict=True):
@@ -214,15 +208,15 @@ class Fallback:
             AllModelsFailedError: no model of several answered; the cause is the last error.
         """
         offered = (tools,) if tools else ()
-        return (await self.first_answer(lambda model: call_user(model.chat, messages, *offered)))[1]
+        return (await self.first_answer(lambda model: call_user(model.chat, list(messages), *offered)))[1]
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer as `chat` does, in the form of that schema if the model that answers supports schemas."""
 
         def ask(model: ChatModel) -> Awaitable[ChatResponse]:
             if isinstance(model, StructuredChatModel):
-                return call_user(model.chat_structured, messages, schema)
-            return call_user(model.chat, messages)
+                return call_user(model.chat_structured, list(messages), schema)
+            return call_user(model.chat, list(messages))
 
         return (await self.first_answer(ask))[1]
 
@@ -236,13 +230,13 @@ class Fallback:
             try:
                 if isinstance(model, StreamingChatModel):
                     async with aclosing(
-                        cast("AsyncGenerator[str | ChatResponse]", model.stream(messages, tools))
+                        cast("AsyncGenerator[str | ChatResponse]", model.stream(list(messages), tools))
                     ) as parts:
                         async for part in parts:
                             has_begun = True
                             yield part
                 else:
-                    yield await call_user(model.chat, messages, *((tools,) if tools else ()))
+                    yield await call_user(model.chat, list(messages), *((tools,) if tools else ()))
             except Exception as error:
                 failures.note(place, error)
                 if has_begun or place + 1 == len(self._models) or self.reason_of(error) is None:
@@ -262,7 +256,7 @@ class Fallback:
                 if place + 1 == len(self._models) or self.reason_of(error) is None:
                     failures.raise_all(error)
                     raise
-        raise AssertionError  # the last model returned or raised
+        raise IllegalStateError("the last model of a chain neither answered nor failed")
 
     def reason_of(self, error: BaseException) -> str | None:
         """Return why the next model is to be asked after an error of one; None: it is not (S-FBK-10)."""
@@ -300,7 +294,9 @@ class Fallback:
 
     def around(self, wrap: Callable[[ChatModel], ChatModel]) -> Fallback:
         """Return the same chain of wrapped models."""
-        return _rebuild(tuple(map(wrap, self._models)), self._names, self._on, self._when)
+        wrapped = copy(self)
+        wrapped._models = tuple(map(wrap, self._models))  # noqa: SLF001  a chain, too
+        return wrapped
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fallback):
@@ -314,9 +310,6 @@ class Fallback:
 
     def __hash__(self) -> int:
         return hash((self._names, self._on, self._when))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._models, self._names, self._on, self._when)
 
     def __repr__(self) -> str:
         shown = [f"[{', '.join(map(repr, self._models))}]"]
@@ -393,14 +386,3 @@ def _names_of(given: Sequence[object]) -> tuple[str, ...]:
         name = each.strip() if isinstance(each, str) else model_names(each).model or type(each).__name__
         names.append(name if name not in names else f"{name}#{len(names) + 1}")
     return tuple(names)
-
-
-def _rebuild(
-    models: tuple[ChatModel, ...],
-    names: tuple[str, ...],
-    on: tuple[FallbackReason | type[Exception], ...],
-    when: tuple[When, ...],
-) -> Fallback:
-    chain = Fallback.__new__(Fallback)
-    chain._set(models, names, on, when)  # noqa: SLF001  a class of this module
-    return chain

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from ensemble_ray.errors import CircuitOpenError
+from ensemble_ray.errors import CircuitOpenError, IllegalStateError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
 from ensemble_ray.execute.agent.context_window import estimated_input
@@ -219,16 +219,20 @@ class ChainAttempts(Attempts):
                     failures.raise_all(error)
                     raise
                 self._move_on(text, was_asked=not isinstance(error, CircuitOpenError))
-                continue
-            reason = None if is_last or pieces else self._chain.reason_of_answer(response)
-            if reason is None:
-                break
-            refused.append((response.usage or TokenUsage(), self.estimated))
-            self._move_on(failures.note(place, _explain(reason)[0]), was_asked=True)
-        if refused:
-            usage, self.estimated = _joined([*refused, (response.usage or TokenUsage(), self.estimated)])
-            response = replace(response, usage=usage)
-        return response
+            else:
+                reason = None if is_last or pieces else self._chain.reason_of_answer(response)
+                if reason is None:
+                    return self._with_refused(refused, response) if refused else response
+                refused.append((response.usage or TokenUsage(), self.estimated))
+                self._move_on(failures.note(place, _explain(reason)[0]), was_asked=True)
+        raise IllegalStateError("the last model of a chain neither answered nor failed")
+
+    def _with_refused(
+        self, refused: Sequence[tuple[TokenUsage, tuple[int, int] | None]], response: ChatResponse
+    ) -> ChatResponse:
+        """Return the answer with the tokens of the refused ones."""
+        usage, self.estimated = _joined([*refused, (response.usage or TokenUsage(), self.estimated)])
+        return replace(response, usage=usage)
 
     async def _places(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Sequence[int]:
         """Return the places of the models to ask, in order, without those that rules leave out (S-FBK-20)."""
@@ -286,7 +290,7 @@ async def ask_once(
     async def attempt() -> ChatResponse:
         nonlocal started_at
         started_at = scope.ports.clock.now()
-        with use_effect_key(key_at(key, attempts.place)):
+        with use_effect_key(key_at(key, attempts.place) if attempts.place else key):
             return await chat(attempts.model, messages)
 
     chain = chain_of(model)
@@ -298,8 +302,8 @@ async def ask_once(
 
 
 def key_at(key: str, place: int) -> str:
-    """Return the key of a request to the model at a place of a chain: endpoints may store answers by key."""
-    return key if not place else uuid_of(f"{key}/model-{place}")
+    """Return the key of a request to a further model of a chain: endpoints may store answers by key."""
+    return uuid_of(f"{key}/model-{place}")
 
 
 def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatResponse:

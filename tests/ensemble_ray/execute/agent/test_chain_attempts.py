@@ -189,6 +189,7 @@ async def test_the_first_models_answer_is_recorded_without_its_name() -> None:
         NO_CREDIT,
         StatusError(401),
         StatusError(400, "context_length_exceeded"),
+        StatusError(500, "exceed_context_size_error"),
         RateLimitTimeoutError(RateLimit.per_second(1), timedelta(seconds=1)),
     ],
 )
