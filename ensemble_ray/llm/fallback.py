@@ -130,7 +130,8 @@ class Fallback:
         if isinstance(models, str) or not isinstance(models, Sequence) or not models:
             raise ValidationError(f"Fallback models must be a list of models with at least one, got: {models!r}")
         self._models, self._names = tuple(_resolve(each) for each in models), _names_of(models)
-        self._on, self._when = _as_tuple(on), _as_tuple(when)
+        self._on: tuple[FallbackReason | type[Exception], ...] = _as_tuple(on)
+        self._when: tuple[When, ...] = _as_tuple(when)
         self._check()
         self._classes = tuple(each for each in self._on if isinstance(each, type))
 
@@ -369,9 +370,8 @@ def _reason_of(error: Exception) -> FallbackReason | None:
     return "failure" if status is not None or is_provider_error(error) else None
 
 
-def _as_tuple(value: T | Sequence[T]) -> tuple[T, ...]:
-    is_many = isinstance(value, list | tuple)
-    return tuple(cast("Sequence[T]", value)) if is_many else (cast("T", value),)
+def _as_tuple(value: object) -> tuple[Any, ...]:
+    return tuple(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else (value,)
 
 
 def _resolve(value: object) -> ChatModel:
