@@ -291,9 +291,9 @@ def resolve_model(value: object) -> ChatModel | None:
     # `isinstance` with a protocol costs more than all other checks of a definition together.
     if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
         return cast("ChatModel | None", value)
-    from ensemble_ray.llm.factory import resolve_llm  # needed only for strings
+    from ensemble_ray.llm.fallback import resolve_chain  # needed only for strings and lists
 
-    return resolve_llm(value)
+    return resolve_chain(value)
 
 
 def check_models(value: object, subject: str) -> dict[str, ChatModel]:

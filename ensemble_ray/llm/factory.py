@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 from weakref import WeakValueDictionary
 
@@ -13,7 +13,7 @@ KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
 
 
 def resolve_llm(value: object) -> ChatModel:
-    """Return the chat model of a value of `llm`; of a list, their chain (S-CONV-19, S-FBK-1).
+    """Return the chat model of a value of `llm` (S-CONV-19); `resolve_chain` also accepts lists.
 
     Raises:
         ValidationError: the prefix is unknown, or the value is not a chat model.
@@ -21,11 +21,6 @@ def resolve_llm(value: object) -> ChatModel:
     if not isinstance(value, str):
         if callable(getattr(value, "chat", None)) and not isinstance(value, type):
             return cast("ChatModel", value)
-        if isinstance(value, list | tuple) and value:
-            from ensemble_ray.llm.fallback import Fallback  # few models are chains
-
-            models = cast("Sequence[ChatModel | str]", value)
-            return resolve_llm(models[0]) if len(models) == 1 else Fallback(models)
         raise ValidationError(
             f"llm must be a chat model or one of [{', '.join(KNOWN_FORMS)}], or a list of these, {_describe_wrong_value(value)}"
         )

@@ -23,6 +23,7 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.bodies import CLIENT_ERROR, SERVER_ERROR
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import is_provider_error, provider_answer_of, status_of
+from ensemble_ray.llm.factory import resolve_llm
 from ensemble_ray.llm.failures import fault_of
 from ensemble_ray.llm.names import ModelNames, model_names
 from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel
@@ -129,7 +130,7 @@ class Fallback:
     ) -> None:
         if isinstance(models, str) or not isinstance(models, Sequence) or not models:
             raise ValidationError(f"Fallback models must be a list of models with at least one, got: {models!r}")
-        self._models, self._names = tuple(_resolve(each) for each in models), _names_of(models)
+        self._models, self._names = tuple(map(resolve_llm, models)), _names_of(models)
         self._on: tuple[FallbackReason | type[Exception], ...] = _as_tuple(on)
         self._when: tuple[When, ...] = _as_tuple(when)
         self._check()
@@ -260,7 +261,7 @@ class Fallback:
         raise IllegalStateError("the last model of a chain neither answered nor failed")
 
     def reason_of(self, error: BaseException) -> str | None:
-        """Return why the next model is to be asked after an error of one; None: it is not (S-FBK-10)."""
+        """Return why the next model is to be asked after an error of one; None: it is not."""
         if not isinstance(error, Exception) or isinstance(error, ExitEarlyError):
             return None
         if self._classes and isinstance(error, self._classes):
@@ -269,7 +270,7 @@ class Fallback:
         return reason if reason in self._on else None
 
     def reason_of_answer(self, response: ChatResponse) -> str | None:
-        """Return the content filter's reason of an answer after which the next model is to be asked (S-FBK-11)."""
+        """Return the content filter's reason of an answer after which the next model is to be asked."""
         reason = incomplete_reason(response) if "refusal" in self._on else None
         return reason if reason is not None and any(word in reason for word in FILTER_WORDS) else None
 
@@ -341,6 +342,18 @@ class ModelFailures:
             raise AllModelsFailedError(self._found) from error
 
 
+def resolve_chain(value: object) -> ChatModel:
+    """Return the chain of a list of several models; of another value of `llm` its model (S-FBK-1).
+
+    Raises:
+        ValidationError: a model is unknown.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        return resolve_llm(value)
+    models = cast("Sequence[ChatModel | str]", value)
+    return resolve_llm(models[0]) if len(models) == 1 else Fallback(models)
+
+
 def chain_of(model: object) -> Fallback | None:
     """Return the chain that a model is, also behind a rate limit, which its models then share; None: it is none."""
     if isinstance(model, Fallback):
@@ -372,12 +385,6 @@ def _reason_of(error: Exception) -> FallbackReason | None:
 
 def _as_tuple(value: object) -> tuple[Any, ...]:
     return tuple(cast("Sequence[object]", value)) if isinstance(value, list | tuple) else (value,)
-
-
-def _resolve(value: object) -> ChatModel:
-    from ensemble_ray.llm.factory import resolve_llm  # it makes chains
-
-    return resolve_llm(value)
 
 
 def _names_of(given: Sequence[object]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ensemble_ray.definition.task import ReflectionConfig, Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.review.handlers import ReviewHandler
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
-from ensemble_ray.llm.fallback import REASONS, Fallback, When
+from ensemble_ray.llm.fallback import REASONS, Fallback, When, resolve_chain
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.lasting import LastingMemory
 from ensemble_ray.memory.sqlite import SqliteMemory, SqliteReflectionStore
@@ -129,7 +129,7 @@ def _read(node: object, info: ValidationInfo) -> ChatModel:
     if reading.llm is not None:
         return reading.llm
     if isinstance(node, Items):
-        return resolve_llm(_MODELS.validate_python(node, context=reading))
+        return resolve_chain(_MODELS.validate_python(node, context=reading))
     if isinstance(node, Entries) and "models" in node:
         return ChainKeys.model_validate(node, context=reading).build()
     return resolve_llm(_read_single(node, info))

@@ -29,7 +29,7 @@ from ensemble_ray import (
 from ensemble_ray.definition.validation import check_team_keys
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.llm.factory import resolve_llm
-from ensemble_ray.llm.fallback import chain_of
+from ensemble_ray.llm.fallback import chain_of, resolve_chain
 from ensemble_ray.llm.names import ModelNames, declared_names, model_names, recorded_names
 from ensemble_ray.record.identity.definition import model_data
 from ensemble_ray.testing import ScriptedModel
@@ -109,13 +109,14 @@ def test_a_list_is_a_chain() -> None:
     assert Task(description="Go", llm=tuple(names)).llm == first
     assert Ensemble(tasks=[Task.of("Go")], llm=names, manager_llm=names).manager_llm == first
     assert Ensemble(tasks=[Task.of("Go")], llm="local", models={"two": names}).models["two"] == first
-    assert resolve_llm(["openai:gpt-5"]) == OpenAIChatModel("gpt-5")
+    assert RateLimitedChatModel.of(names, RateLimit.per_minute(1)).delegate == first
+    assert resolve_chain(["openai:gpt-5"]) == OpenAIChatModel("gpt-5")
 
 
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: resolve_llm([]), "llm must be a chat model or one of"),
+        (lambda: resolve_chain([]), "llm must be a chat model or one of"),
         (lambda: Fallback([]), "at least one"),
         (lambda: Fallback("openai:a"), "must be a list of models"),
         (lambda: Fallback(["openai:a", "opnai:b"]), "Unknown llm 'opnai:b'"),
