@@ -362,14 +362,13 @@ class AllModelsFailedError(EnsembleError):
     """No model of a fallback chain answered; the cause is the error of the last one.
 
     Attributes:
-        failures: (name of the model, its failure) in the order in which they were asked.
+        failures: The failure of each model, by its name in the chain, in the order in which they were asked.
     """
 
-    def __init__(self, failures: Sequence[tuple[str, str]]) -> None:
-        self.failures = tuple((name, text) for name, text in failures)
-        super().__init__(
-            f"No model of the chain answered. {'; '.join(f'{name}: {brief(text)}' for name, text in failures)}"
-        )
+    def __init__(self, failures: Mapping[str, str]) -> None:
+        told = "; ".join(f"{name}: {brief(text)}" for name, text in failures.items())
+        super().__init__(f"No model of the chain answered. {told}")
+        self.failures = dict(failures)
 
 
 class ReviewTimeoutError(EnsembleError):

@@ -31,7 +31,6 @@ from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.values.ids import delegated_instance, is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
 from ensemble_ray.values.metrics import (
-    NO_ANSWERS,
     UNKNOWN_TOKENS,
     CostConfiguration,
     MemoryOperationCounts,
@@ -334,7 +333,7 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
-        by_model = dict(Counter([each.model for each in self.models if each.model])) if self.is_chained else NO_ANSWERS
+        by_model = None if not self.is_chained else dict(Counter([each.model for each in self.models if each.model]))
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,

@@ -327,13 +327,13 @@ class ModelFailures:
 
     def __init__(self, chain: Fallback) -> None:
         self._chain = chain
-        self._found: list[tuple[str, str]] = []
+        self._found: dict[str, str] = {}
 
     def note(self, place: int, error: BaseException | str) -> str:
         """Store an error, and return its text with the model's name."""
         name = self._chain.names[place]
         text = error if isinstance(error, str) else message_of(error) or type(error).__name__
-        self._found.append((name, text))
+        self._found[name] = text
         return f"{name}: {brief(text)}"
 
     def raise_all(self, error: Exception) -> None:

@@ -21,9 +21,6 @@ _COST_UNIT = Decimal("0.00000001")  # costs have 8 decimal places (S-MET-31); an
 _UNITS = 10**8
 
 
-NO_ANSWERS: Mapping[str, int] = {}
-
-
 def _is_zero(value: object) -> bool:
     return value == 0
 
@@ -132,8 +129,8 @@ class TaskMetrics(Value):
     memory_retrieval_time: timedelta = timedelta()
     prompt_build_time: timedelta = timedelta()
     llm_call_count: int = 0
-    #: answers to the task's own calls by the name of the model, if its model is a fallback chain (S-FBK-31)
-    answers_by_model: Mapping[str, int] = Field(default=NO_ANSWERS, exclude_if=not_)
+    #: answers to the task's own calls by the name of the model; None: its model is no fallback chain (S-FBK-31)
+    answers_by_model: Mapping[str, int] | None = Field(default=None, exclude_if=not_)
     tool_call_count: int = 0
     retry_count: int = 0  # model calls after failures of their provider (S-DUR-66)
     incomplete_answers: int = 0  # cut off or empty; without those that a retry replaced (S-MET-18)
@@ -187,7 +184,7 @@ class ExecutionMetrics(Value):
     total_memory_retrieval_time: timedelta = timedelta()
     total_prompt_build_time: timedelta = timedelta()
     total_llm_call_count: int = 0
-    answers_by_model: Mapping[str, int] = Field(default=NO_ANSWERS, exclude_if=not_)
+    answers_by_model: Mapping[str, int] | None = Field(default=None, exclude_if=not_)
     total_tool_calls: int = 0
     total_delegations: int = 0
     total_incomplete_answers: int = 0
@@ -245,7 +242,7 @@ class MetricsSum:
         return {
             **self._numbers,
             **self._tokens,
-            "answers_by_model": dict(self._by_model),
+            "answers_by_model": dict(self._by_model) or None,
             "memory_operations": self._memory,
             "cost_estimate": self._cost,
         }

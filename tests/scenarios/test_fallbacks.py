@@ -109,7 +109,7 @@ def test_all_models_failed(runtime: Runtime, model_server: Servers) -> None:
     assert isinstance(failed.value.__cause__, AgentExecutionError)
     error = failed.value.__cause__.__cause__
     assert isinstance(error, AllModelsFailedError)
-    assert [name for name, _ in error.failures] == ["big", "small"]
+    assert list(error.failures) == ["big", "small"]
     assert isinstance(error.__cause__, openai.AuthenticationError)
     assert "big: " in str(failed.value)
 

@@ -488,8 +488,8 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
     )
 
 
-def _answers_by_model(answers: Mapping[str, int]) -> tuple[str, ...]:
-    shown = [f"{count:,} by {row_text(model, _TITLE)}" for model, count in answers.items()]
+def _answers_by_model(answers: Mapping[str, int] | None) -> tuple[str, ...]:
+    shown = [f"{count:,} by {row_text(model, _TITLE)}" for model, count in (answers or {}).items()]
     return (", ".join(shown),) if shown else ()
 
 

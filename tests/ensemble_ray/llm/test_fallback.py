@@ -188,7 +188,7 @@ async def test_the_error_names_each_model() -> None:
     """S-FBK-14: in order, with the last error as its cause; of one model it is unchanged."""
     with pytest.raises(AllModelsFailedError) as failed:
         await Fallback([ScriptedModel(StatusError(401)), ScriptedModel(StatusError(503))]).chat(ASK)
-    assert failed.value.failures == (("ScriptedModel", "status 401"), ("ScriptedModel#2", "status 503"))
+    assert failed.value.failures == {"ScriptedModel": "status 401", "ScriptedModel#2": "status 503"}
     assert str(failed.value) == "No model of the chain answered. ScriptedModel: status 401; ScriptedModel#2: status 503"
     assert isinstance(failed.value.__cause__, StatusError)
     with pytest.raises(StatusError):

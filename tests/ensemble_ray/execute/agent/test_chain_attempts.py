@@ -216,7 +216,7 @@ async def test_all_models_failed() -> None:
     result = await bench.run()
     error = cause_of(result)
     assert isinstance(error, AllModelsFailedError)
-    assert error.failures == (("big", "status 429"), ("small", "HTTP 502: status 502"))
+    assert error.failures == {"big": "status 429", "small": "HTTP 502: status 502"}
     assert str(error) in str(result.error)
     assert isinstance(error.__cause__, StatusError)
     (failure,) = [fact.data for fact in bench.journal.facts() if isinstance(fact.data, FailureRecorded)]
