@@ -28,14 +28,16 @@ from ensemble_ray import (
     When,
     tool,
 )
-from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.orders import RunModels, TaskResult
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import FailureRecorded
 from ensemble_ray.llm.limits.endpoints import EndpointService
+from ensemble_ray.llm.names import ModelNames
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.metrics import RunBudget
+from ensemble_ray.values.reviews import ModelSwitch
 from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 from tests.ensemble_ray.llm.limits.settling import settle
 
@@ -400,3 +402,34 @@ async def test_a_chain_moves_on_without_a_retry_policy() -> None:
     """S-FBK-13: each model has one attempt."""
     result = await bench_of(Provider("big", StatusError(503)), Provider("small", "Done"), policy=None).run()
     assert raw_of(result) == "Done"
+
+
+async def test_the_record_names_a_model_that_it_does_not_declare() -> None:
+    """S-FBK-41: one that a directive chose; in a run that creates its tasks, one that is not the run's."""
+    big, other = Provider("big", "One", "Two", "Three"), Provider("other", "Switched", "Own")
+    context = replace(RUN_CONTEXT, models=RunModels({"other": other}), declared_model=ModelNames("big", "here"))
+    bench = Bench(agents={"draft": writer(big)}, context=context)
+    await bench.run()
+    await bench.run(instance="draft#1", switches=(ModelSwitch(model="other"),))
+    await bench.run(instance="draft#2", agent=writer(big))
+    await bench.run(instance="draft#3", agent=writer(other))
+    assert [(each.model, each.provider) for each in answers(bench)] == [
+        (None, "here"),
+        ("other", "here"),
+        (None, None),
+        ("other", None),
+    ]
+
+
+async def test_a_repeated_answer_is_one_of_the_chain() -> None:
+    """S-FBK-12: an incomplete answer is requested again from the model that gave it."""
+    cut = ChatResponse(text="The", finish_reason="length", usage=TokenUsage(1, 1))
+    done = ChatResponse(text="Done", usage=TokenUsage(1, 1))
+    first, second = Provider("big", NO_CREDIT), Provider("small", cut, done)
+    bench = bench_of(first, second)
+    bench.runner.context = replace(bench.runner.context, on_incomplete="retry")
+    assert raw_of(await bench.run()) == "Done"
+    (answer,) = answers(bench)
+    assert (answer.model, answer.output_tokens, answer.retries) == ("small", 2, 2)
+    assert [wait.cause for wait in answer.waits] == ["fallback", "repeat"]
+    assert len(set(second.keys)) == 2
