@@ -39,6 +39,7 @@ _PACKAGES = ("aiohttp", "pydantic", "yarl", "multidict")
 #: By name: the scenario, and the sizes of both runs.
 _KINDS: Mapping[str, tuple[str, int, int]] = {
     "chain": ("chain", 20, 60),
+    "fallback": ("fallback", 20, 60),
     "tool loop": ("tool-loop", 5, 20),
     "manager": ("manager", 5, 15),
     "fan-out": ("fan-out-0ms", 100, 300),
@@ -138,11 +139,17 @@ def _counted(scenario: Scenario, size: int) -> Figures:
         with (
             server as model,
             start_child(
-                ["-m", "benchmarks.counts", scenario.variants["inline-recorded"], str(size), model.line()], environment
+                ["-m", "benchmarks.counts", _variant_of(scenario), str(size), model.line()], environment
             ) as run,
         ):
             figures: Figures = json.loads(run.line())
     return figures
+
+
+def _variant_of(scenario: Scenario) -> str:
+    """Return the job of a recorded run in this process."""
+    name = f"inline-{scenario.name}"
+    return scenario.variants[name if name in scenario.variants else "inline-recorded"]
 
 
 def _import_figures() -> Figures:

@@ -157,6 +157,7 @@ ROWS = (
         for scenario, title in (
             ("remembering", "chain of 50 that reads and writes a scope in a file"),
             ("approved", "chain of 50 with a gate behind each task, approved by a handler"),
+            ("fallback", "chain of 50 with a second model that is never asked"),
         )
         for runtime in ("inline", "ray")
     ),

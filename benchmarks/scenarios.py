@@ -168,7 +168,11 @@ SCENARIOS = (
             size=50,
             is_per_request=True,
         )
-        for name, job in (("remembering", "remembering:team"), ("approved", "remembering:approved"))
+        for name, job in (
+            ("remembering", "remembering:team"),
+            ("approved", "remembering:approved"),
+            ("fallback", "chain:fallback"),
+        )
     ),
     *(
         Scenario(

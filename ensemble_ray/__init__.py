@@ -30,7 +30,7 @@ _EXPORTS = {
     """,
     "ensemble_ray.ensemble": "Ensemble run",
     "ensemble_ray.errors": """
-        AgentExecutionError CircuitOpenError ConstraintViolationError ExitEarlyError GuardrailViolationError
+        AgentExecutionError AllModelsFailedError CircuitOpenError ConstraintViolationError ExitEarlyError GuardrailViolationError
         IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError ParallelExecutionError
         PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError ReviewDecidedError
         ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError
@@ -72,6 +72,7 @@ _EXPORTS = {
     "ensemble_ray.values.memory": "TaskReflection EmbeddingMatch EvictionPolicy MemoryEntry MemoryScope",
     "ensemble_ray.values.value": "RateLimit",
     "ensemble_ray.events.telemetry.listener": "OpenTelemetryListener",
+    "ensemble_ray.llm.fallback": "Fallback When",
     "ensemble_ray.llm.local": "LocalChatModel",
     "ensemble_ray.llm.openai": "OpenAIChatModel",
     "ensemble_ray.llm.openai_responses": "OpenAIResponsesModel",

@@ -34,6 +34,7 @@ from ensemble_ray.definition.task import UnitOutput as UnitOutput
 from ensemble_ray.ensemble import Ensemble as Ensemble
 from ensemble_ray.ensemble import run as run
 from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
+from ensemble_ray.errors import AllModelsFailedError as AllModelsFailedError
 from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
 from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
 from ensemble_ray.errors import EnsembleError as EnsembleError
@@ -98,6 +99,8 @@ from ensemble_ray.execute.review.notifiers import ReviewNotifier as ReviewNotifi
 from ensemble_ray.items.folders import Files as Files
 from ensemble_ray.items.results import DeadLetters as DeadLetters
 from ensemble_ray.items.text_files import CsvFile as CsvFile
+from ensemble_ray.llm.fallback import Fallback as Fallback
+from ensemble_ray.llm.fallback import When as When
 from ensemble_ray.llm.limits.limiter import RateLimitedChatModel as RateLimitedChatModel
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
@@ -277,6 +280,7 @@ __all__ = [
     "AgentSummary",
     "AgentSynthesizer",
     "AgentTool",
+    "AllModelsFailedError",
     "Attachment",
     "Audio",
     "CalculatorTool",
@@ -341,6 +345,7 @@ __all__ = [
     "ExitEarlyError",
     "ExitReason",
     "FailedItem",
+    "Fallback",
     "File",
     "FileChangedEvent",
     "FileReadTool",
@@ -509,6 +514,7 @@ __all__ = [
     "WebSearchProvider",
     "WebSearchTool",
     "WebSocketStreamingListener",
+    "When",
     "Workflow",
     "adecide",
     "afork",

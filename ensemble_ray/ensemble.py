@@ -177,7 +177,7 @@ class Ensemble(EnsembleDefinition, Startable["Run"]):
 
 
 def run(
-    *args: ChatModel | str | Task | None,
+    *args: ChatModel | str | Sequence[ChatModel | str] | Task | None,
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
     **fields: Unpack[RunFields],
@@ -207,9 +207,9 @@ def run(
                 "Give every task a handler, or pass a model as the first argument"
             )
     chosen = cast("tuple[Task, ...]", tasks)
-    return Ensemble(tasks=chosen, llm=cast("ChatModel | str | None", model), workflow=None).run(
-        inputs, runtime=runtime, **fields
-    )
+    return Ensemble(
+        tasks=chosen, llm=cast("ChatModel | str | Sequence[ChatModel | str] | None", model), workflow=None
+    ).run(inputs, runtime=runtime, **fields)
 
 
 def build_question(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
@@ -70,7 +70,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
     @classmethod
     def of(
         cls,
-        model: ChatModel | str | None,
+        model: ChatModel | str | Sequence[ChatModel | str] | None,
         items: Iterable[Any] | None,
         map_description: str | None,
         reduce_description: str | None,
@@ -81,7 +81,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         """Map and reduce in one call: each item's task is `{map_description}: {item}`, groups have 5 outputs.
 
         Args:
-            model: The model of all tasks; an object, or a string such as `"openai:gpt-4o-mini"`.
+            model: The model of all tasks: an object, a string such as `"openai:gpt-4o-mini"`, or a list of these.
             items: As the field `items`.
             map_description: Task for an item.
             reduce_description: Task for a group; it receives the outputs of the group as its context.

@@ -211,6 +211,10 @@ class SpendingAccount(Protocol):
     async def settle(self) -> None:
         """Return after all charges of this process have reached the account."""
 
+    async def share_spent(self) -> float:
+        """Return the share of the budget that all processes have spent."""
+        ...
+
     def close(self) -> None:
         """Close this process's account. Unreported charges may be dropped."""
 

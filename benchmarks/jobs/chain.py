@@ -11,7 +11,7 @@ from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, 
 if TYPE_CHECKING:
     from ensemble_ray import Ensemble, Task
 
-__all__ = ["floor", "make_chain", "team"]
+__all__ = ["fallback", "floor", "make_chain", "team"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
@@ -38,11 +38,23 @@ def team(setting: Setting) -> AbstractContextManager[Round]:
     return team_rounds(setting, make)
 
 
-def make_chain(setting: Setting, *, memory_scopes: Sequence[str] = ()) -> list[Task]:
+def fallback(setting: Setting) -> AbstractContextManager[Round]:
+    """The same with two models: the second one is never asked."""
+
+    def make() -> Ensemble:
+        from ensemble_ray import Ensemble
+
+        return Ensemble(tasks=make_chain(setting, models=(MODEL, f"{MODEL}-2")))
+
+    return team_rounds(setting, make)
+
+
+def make_chain(setting: Setting, *, memory_scopes: Sequence[str] = (), models: Sequence[str] = (MODEL,)) -> list[Task]:
     """Return the tasks of the chain."""
     from ensemble_ray import Agent, OpenAIChatModel, Task
 
-    writer = Agent(role="Writer", goal="Write", llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark"))
+    llm = [OpenAIChatModel(name, base_url=setting.url, api_key="benchmark") for name in models]
+    writer = Agent(role="Writer", goal="Write", llm=llm)
     tasks: list[Task] = []
     for number in range(setting.size):
         tasks.append(

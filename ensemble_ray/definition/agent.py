@@ -60,7 +60,8 @@ class Agent(fields.Identified):
         background: Experience and manner. Prompts show it after the role.
         tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
             task is one model call.
-        llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`. Default: the model of the ensemble.
+        llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`, or a list of these, which is a fallback chain.
+            Default: the model of the ensemble.
         runner: Does its tasks in place of a model and tools: an object with `run(request)`, such as an agent of another
             framework; see `RunsTask`.
         runner_effect: Whether the runner may run again after a crash, as `Task.effect` of a handler. None: the attribute

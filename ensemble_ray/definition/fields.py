@@ -118,9 +118,11 @@ def _to_on_unknown(value: object) -> object:
 
 if TYPE_CHECKING:
     CopiedMapping = Mapping
-    ModelField = Accepts[ChatModel, ChatModel | str]
-    ModelCatalogField = Accepts[Mapping[str, ChatModel], Mapping[str, ChatModel | str] | None]
-    OptionalModelField = Accepts[ChatModel | None, ChatModel | str | None]
+    #: a model, its name, or a list of both, which is a chain
+    ModelValue = ChatModel | str | Sequence[ChatModel | str]
+    ModelField = Accepts[ChatModel, ModelValue]
+    ModelCatalogField = Accepts[Mapping[str, ChatModel], Mapping[str, ModelValue] | None]
+    OptionalModelField = Accepts[ChatModel | None, ModelValue | None]
     ToolsField = Accepts[tuple[object, ...], object]
     WorkflowField = Accepts[Workflow | None, Workflow | str | None]
     ErrorStrategyField = Accepts[ParallelErrorStrategy | None, ParallelErrorStrategy | str | None]
@@ -285,13 +287,13 @@ def check_tools(value: object, *, subject: str) -> tuple[object, ...]:
 
 
 def resolve_model(value: object) -> ChatModel | None:
-    """Return a model as it is, or the model that a string names (S-CONV-19)."""
+    """Return a model as it is, the model that a string names, or the chain of a list (S-CONV-19)."""
     # `isinstance` with a protocol costs more than all other checks of a definition together.
     if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
         return cast("ChatModel | None", value)
-    from ensemble_ray.llm.factory import resolve_llm  # needed only for strings
+    from ensemble_ray.llm.fallback import resolve_chain  # needed only for strings and lists
 
-    return resolve_llm(value)
+    return resolve_chain(value)
 
 
 def check_models(value: object, subject: str) -> dict[str, ChatModel]:

@@ -96,7 +96,7 @@ class RunRules(Value):
         description: Purpose of the team, for people and models that choose a team.
         tags: Labels of the team, by name. All its runs have them, in addition to their own (`RunOptions.tags`).
         verbose: Whether prompts, answers and outputs are logged at INFO.
-        llm: Model of all agents and tasks that declare no model; a model or a string.
+        llm: Model of all agents and tasks that declare no model: a model, a string, or a list of these, which is a fallback chain.
         models: Models by name that a running run can switch to, in place of its agents' models (`run.switch_model`).
         stream: Whether answers stream, if neither agent nor task declares it.
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.

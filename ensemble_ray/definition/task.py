@@ -153,7 +153,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
         max_output_retries: Further answers requested if one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Called before all other work; each may refuse the task.
         output_guardrails: Called with the answer; each may refuse it.
-        llm: Its model, or a string; None: the model of its agent, else of the ensemble. With an agent, only this task uses it.
+        llm: Its model, a string or a list of these; None: the model of its agent, else of the ensemble. With an agent, only this task uses it.
         stream: Whether the answer streams; None: as the ensemble declares.
         tools: Tools of the agent that the run makes for it. An agent that it names has its own tools.
         max_iterations: Tool requests allowed to the agent that the run makes for it; None: the default of `Agent`.

@@ -24,7 +24,8 @@ Exception
 │  ├─ ReviewTimeoutError
 │  ├─ ReviewDecidedError
 │  ├─ UnknownOutcomeError
-│  └─ CircuitOpenError
+│  ├─ CircuitOpenError
+│  └─ AllModelsFailedError
 ├─ IllegalStateError (RuntimeError)
 │  └─ ToolConfigurationError
 ├─ TryAgain                          control flow
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
     from ensemble_ray.values.value import RateLimit
 
 __all__ = [
-    "AgentExecutionError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
-    "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
+    "AgentExecutionError", "AllModelsFailedError", "BudgetExhaustedError", "CircuitOpenError",
+    "ConstraintViolationError", "EnsembleError", "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
     "RecordError", "ReviewDecidedError", "ReviewTimeoutError", "RunExistsError", "StaleEpochError",
@@ -359,6 +360,19 @@ class CircuitOpenError(EnsembleError):
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
         self.endpoint = endpoint
+
+
+class AllModelsFailedError(EnsembleError):
+    """No model of a fallback chain answered; the cause is the error of the last one.
+
+    Attributes:
+        failures: The failure of each model, by its name in the chain, in the order in which they were asked.
+    """
+
+    def __init__(self, failures: Mapping[str, str]) -> None:
+        told = "; ".join(f"{name}: {brief(text)}" for name, text in failures.items())
+        super().__init__(f"No model of the chain answered. {told}")
+        self.failures = dict(failures)
 
 
 class ReviewTimeoutError(EnsembleError):

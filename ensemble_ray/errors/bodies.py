@@ -44,6 +44,15 @@ _BAD_GENERATION_CODES = frozenset({"tool_use_failed", "json_validate_failed", "o
 _BAD_GENERATION = re.compile(
     r"failed to parse tool call|failed to call a function|tool call validation failed|tool_use_failed|json_validate_failed"
 )
+#: The request is longer than the model's context.
+_TOO_LONG_CODES = frozenset({
+    "context_length_exceeded", "context_window_exceeded", "exceed_context_size_error", "request_too_large",
+    "string_above_max_length", "prompt_too_long",
+})  # fmt: skip
+_TOO_LONG = re.compile(
+    r"(?:maximum|max) (?:context|model) len|exceeds? [^.]{0,60}context|context (?:length|window|size)[^.]{0,60}(?:exceed|only)"
+    r"|(?:prompt|input) is too long|exceeds? the maximum number of (?:input )?tokens|too many (?:input )?tokens"
+)
 #: `try again in 6m0.5s`, `retry after 26 seconds`
 _DELAY = re.compile(r"(?:try again|retry) (?:in|after):? ((?:\d{1,9}(?:\.\d{1,9})? ?[a-z]{1,12}[ ,]{0,2}){1,4})")
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([a-z]{1,12})")
@@ -62,6 +71,8 @@ _INNER_MEMBERS = ("error", "errors", "metadata", "raw", "message", "detail", "de
 _MESSAGE_MEMBERS = ("message", "detail", "msg", "error", "raw", "error_description")
 _PAYMENT_REQUIRED = 402
 _MAYBE_OUT_OF_CREDIT = frozenset({None, 400, 402, 403, 429})  # other messages may quote the prompt
+_TOO_LARGE = 413
+_MAYBE_TOO_LONG = frozenset({None, 400, 422, 500})  # other messages may quote the prompt
 _MAYBE_BAD_GENERATION = frozenset({None, 400, 422, 500})  # llama.cpp answers 500, others 400 or 422
 _MOST_PARTS = 50
 _DEEPEST = 8
@@ -77,6 +88,7 @@ class ErrorBody:
     failed_generation: str = ""  # text of the model that the endpoint could not read
     is_out_of_credit: bool = False  # every attempt fails until a person pays
     is_bad_generation: bool = False  # another attempt may succeed
+    is_too_long: bool = False  # the request does not fit the model's context
 
 
 def read_error_body(body: object, status: int | None = None) -> ErrorBody:
@@ -113,6 +125,12 @@ def read_error_body(body: object, status: int | None = None) -> ErrorBody:
         failed_generation=generation[:_LONGEST_TEXT],
         is_out_of_credit=is_out_of_credit and not is_bad,
         is_bad_generation=is_bad,
+        is_too_long=not is_bad
+        and (
+            bool(codes & _TOO_LONG_CODES)
+            or seen == _TOO_LARGE
+            or (seen in _MAYBE_TOO_LONG and _TOO_LONG.search(said) is not None)
+        ),
     )
 
 

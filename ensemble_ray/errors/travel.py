@@ -98,6 +98,11 @@ def _members(value: object) -> Mapping[str, object]:
     return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
 
 
+def is_provider_error(error: BaseException) -> bool:
+    """Whether an error is one of the `openai` package."""
+    return any(cls.__name__ in _CLASSES and cls.__module__.partition(".")[0] == _PACKAGE for cls in type(error).__mro__)
+
+
 def pack_provider_error(error: BaseException) -> dict[str, Any] | None:
     """Return JSON-able data; None for other classes."""
     kind = type(error)

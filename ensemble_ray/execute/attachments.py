@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import cast
 
 from ensemble_ray.errors import RecordError, UnreadableAttachmentError
 from ensemble_ray.ports import Journal
 from ensemble_ray.tools.web.attachments import read_attachment
-from ensemble_ray.values.attachments import Attachment
+from ensemble_ray.values.attachments import Attachment, behind_limits, kinds_read
 from ensemble_ray.values.messages import ChatMessage
 
 
@@ -42,17 +41,6 @@ def is_readable(model: object, attachment: Attachment) -> bool:
     """Whether the model may read that kind of attachments."""
     reads = kinds_read(model)
     return reads is None or attachment.kind in reads
-
-
-def kinds_read(model: object) -> Collection[str] | None:
-    """Return the kinds that the model declares by its attribute `reads`; None: its endpoint decides."""
-    return cast("Collection[str] | None", getattr(behind_limits(model), "reads", ()))
-
-
-def behind_limits(model: object) -> object:
-    while (inner := getattr(model, "delegate", None)) is not None:  # a rate-limited model
-        model = inner
-    return model
 
 
 async def store_results(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -274,6 +275,7 @@ class TaskEffects:
     attempts: int = 0  # requests of the newest model call (S-MR-152)
     waits: Sequence[ModelWait] = ()  # of the newest model call, until it is answered
     max_attempts: int = 0  # of that call
+    is_chained: bool = False  # the model is a fallback chain
     is_handler: bool = False
     is_outcome_unknown: bool = False  # of the handler or runner (S-DUR-26)
     instance: str = ""
@@ -335,6 +337,7 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
+        by_model = None if not self.is_chained else dict(Counter([each.model for each in self.models if each.model]))
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -344,6 +347,7 @@ class TaskEffects:
             tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
             llm_call_count=len(self.models) + len(self.sampled),
+            answers_by_model=by_model,
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
             incomplete_answers=incomplete,

@@ -60,14 +60,16 @@ MOST_WAITS = 50  # of a model call; later ones are not recorded
 class ModelWait(NamedTuple):
     """A wait of a model call before its last attempt: after a failed attempt, or for its endpoint."""
 
-    #: `retry`: an attempt failed; `repeat`: an answer was incomplete; `breaker`, `limit`: calls of the endpoint wait
+    #: `retry`: an attempt failed; `repeat`: an answer was incomplete; `breaker`, `limit`: calls of the endpoint wait;
+    #: of a chain: `fallback`: its model failed; `skipped`: it was not asked; `rule`: a rule left it out
     cause: str
     reason: str
     at: float
     wait_s: float
 
     def __str__(self) -> str:
-        return f"{self.reason}, waited {self.wait_s:.3g} s" if self.wait_s else self.reason
+        reason = f"{self.reason}; then the next model" if self.cause in {"fallback", "skipped"} else self.reason
+        return f"{reason}, waited {self.wait_s:.3g} s" if self.wait_s else reason
 
 
 WAITS = list_of(_row_of(TEXT, TEXT, INSTANT, DURATION))
@@ -127,6 +129,9 @@ class ModelAnswered(FactData):
     max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
     is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
+    #: of the model that answered; None: as the definition in the record declares it, see `recorded_names` (S-FBK-41)
+    model: str | None = written(ANY, default=None, read=_text_or_none)
+    provider: str | None = written(ANY, default=None, read=_text_or_none)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
@@ -258,8 +263,10 @@ class SamplingAnswered(FactData):
     input_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)  # -1: unknown
     output_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)
     finish_reason: str | None = written(optional(TEXT), default=None)
-    #: see `ModelAnswered`
+    #: these and the following fields: see `ModelAnswered`
     estimated_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)
+    model: str | None = written(ANY, default=None, read=_text_or_none)
+    provider: str | None = written(ANY, default=None, read=_text_or_none)
 
 
 _MANY_NOTES = 16  # From this number on, notes are recorded as one text.
@@ -381,6 +388,9 @@ class ReflectionRecorded(FactData):
     input_tokens: int = written(NUMBER, default=0)  # estimated if the model reported no counts; 0: no model was called
     output_tokens: int = written(NUMBER, default=0)
     is_first: bool = written(FLAG, default=False)  # whether the store had no earlier reflection on the task
+    #: see `ModelAnswered`; None, too: no model was called
+    model: str | None = written(ANY, default=None, read=_text_or_none)
+    provider: str | None = written(ANY, default=None, read=_text_or_none)
 
     @property
     def reflection_value(self) -> TaskReflection:

@@ -13,7 +13,7 @@ KNOWN_FORMS = ("openai:MODEL", "openai-responses:MODEL", "local", "local:PATH.gg
 
 
 def resolve_llm(value: object) -> ChatModel:
-    """Return the chat model of a value of `llm` (S-CONV-19).
+    """Return the chat model of a value of `llm` (S-CONV-19); `resolve_chain` also accepts lists.
 
     Raises:
         ValidationError: the prefix is unknown, or the value is not a chat model.
@@ -22,7 +22,7 @@ def resolve_llm(value: object) -> ChatModel:
         if callable(getattr(value, "chat", None)) and not isinstance(value, type):
             return cast("ChatModel", value)
         raise ValidationError(
-            f"llm must be a chat model or one of [{', '.join(KNOWN_FORMS)}], {_describe_wrong_value(value)}"
+            f"llm must be a chat model or one of [{', '.join(KNOWN_FORMS)}], or a list of these, {_describe_wrong_value(value)}"
         )
     text = value.strip()
     prefix, colon, rest = text.partition(":")

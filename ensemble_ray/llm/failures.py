@@ -74,7 +74,7 @@ def fault_of(error: BaseException) -> ProviderFault | None:
     if isinstance(error, EnsembleError) or not isinstance(error, Exception):
         return None
     status, body = status_of(error), provider_answer_of(error)
-    if body.is_out_of_credit:
+    if body.is_out_of_credit or body.is_too_long:
         return None
     if status is None or status < CLIENT_ERROR:
         status = body.status or status

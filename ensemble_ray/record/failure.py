@@ -33,6 +33,7 @@ REMEDIES: Mapping[str, str] = {
     "APIConnectionError": _ENDPOINT,
     "InternalServerError": _PATIENCE,
     "CircuitOpenError": _PATIENCE,
+    "AllModelsFailedError": "Look at each endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL,openai:MODEL",
     "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
     "MaxLoopIterationsExceededError": "Raise max_iterations of the loop, or continue with its last output: on_max_iterations='return_last'.",
     "MaxGraphStepsExceededError": "Raise max_steps of the graph, or continue with its last output: on_max_steps='return_last'.",

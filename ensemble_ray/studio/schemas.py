@@ -560,7 +560,7 @@ class RequestedCall(StudioSchema):
 class ModelWaitSchema(StudioSchema):
     """A wait of a model call: after a failed attempt, for its endpoint, or for a permit."""
 
-    cause: str  # `retry`, `repeat`, `breaker`, `limit` or `permit`
+    cause: str  # `retry`, `repeat`, `breaker`, `limit`, `permit`, `fallback`, `skipped` or `rule`
     reason: Text = ""
     at: Millis | None = None
     wait_ms: int | None = None  # null: unknown

@@ -19,6 +19,7 @@ from ensemble_ray.definition.task import ReflectionConfig, Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.review.handlers import ReviewHandler
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
+from ensemble_ray.llm.fallback import REASONS, Fallback, When, resolve_chain
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
 from ensemble_ray.memory.lasting import LastingMemory
 from ensemble_ray.memory.sqlite import SqliteMemory, SqliteReflectionStore
@@ -53,6 +54,7 @@ from ensemble_ray.teamfile.section import (
     mapping,
     object_of,
     object_with,
+    one_of,
     plain,
     reference,
     refuse,
@@ -131,11 +133,25 @@ def _read(node: object, info: ValidationInfo) -> ChatModel:
     reading = context_of(info)
     if reading.llm is not None:
         return reading.llm
+    if isinstance(node, Items):
+        return resolve_chain(_MODELS.validate_python(node, context=reading))
+    if isinstance(node, Entries) and "models" in node:
+        return ChainKeys.model_validate(node, context=reading).build()
+    return resolve_llm(_read_single(node, info))
+
+
+def _read_single(node: object, info: ValidationInfo) -> ChatModel | str:
+    """Return a model that is no chain; one of a name as it is, which then is its name in a chain, too."""
+    reading = context_of(info)
     if (text := text_in(node)) is not None:
-        return resolve_llm(_resolve_path(reading, text))
+        resolved = _resolve_path(reading, text)
+        model = resolve_llm(resolved)
+        return text.strip() if resolved == text else model
     if isinstance(node, Entries):
         return _build(reading, ModelKeys.model_validate(node, context=reading).values())
-    raise ValidationError(f"must be one of [{', '.join(KNOWN_FORMS)}], or a mapping with the key 'model'")
+    raise ValidationError(
+        f"must be one of [{', '.join(KNOWN_FORMS)}], a mapping with the key 'model', or a list of these, which is a fallback chain"
+    )
 
 
 def load_model(given: object, *, needs_keys: bool = True) -> ChatModel:
@@ -194,7 +210,39 @@ _MODEL_TEXT = (
     "`local` for the embedded one, `local:PATH.gguf`."
 )
 _ModelText = Annotated[str, Field(pattern=r"^(openai(-responses)?:.+|local(:.+)?)$", description=_MODEL_TEXT)]
-Model = Annotated[object, PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys)]
+_SingleModel = Annotated[object, PlainValidator(_read_single, json_schema_input_type=_ModelText | ModelKeys)]
+_MODELS: TypeAdapter[list[Any]] = TypeAdapter(list[_SingleModel])
+
+
+class WhenKeys(FileSection):
+    called = "a rule of a chain"
+    budget_above: Number = key("Share of the run's budget that is spent, from 0 to 1.")
+    tokens_above: Whole = key("Estimated input tokens of the request.")
+    run_time_above: Number = key("Time since the run was started or resumed, seconds.")
+    use: Text = key("The first model that may be asked, as `models` names it; default: the last one.")
+
+    def build(self) -> When:
+        return When(**self.values())
+
+
+class ChainKeys(FileSection):
+    called = "a fallback chain"
+    models: list[_SingleModel] = key(
+        "The models in their order; the next one is asked if one cannot answer.", is_required=True
+    )
+    on: list[Annotated[str, one_of(REASONS, "failure")]] = key(
+        "Failures after which the next model is asked; default: all."
+    )
+    when: list[Annotated[WhenKeys, AfterValidator(WhenKeys.build)]] = key("Rules that leave out the first models.")
+
+    def build(self) -> Fallback:
+        return Fallback(**self.values())
+
+
+Model = Annotated[
+    object,
+    PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys | list[_ModelText | ModelKeys] | ChainKeys),
+]
 
 
 class _OneModel(FileSection):

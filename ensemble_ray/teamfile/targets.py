@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -39,7 +39,7 @@ _LOADER_OVERRIDES = {"directory", "llm", "workflow"}  # others are arguments of 
 def load_ensemble(
     target: str,
     *,
-    llm: str | ChatModel | None = None,
+    llm: str | ChatModel | Sequence[ChatModel | str] | None = None,
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Ensemble:
@@ -68,7 +68,7 @@ def find_planned_form(definition: Runnable) -> Ensemble | None:
 def load_runnable(
     target: str,
     *,
-    llm: str | ChatModel | None = None,
+    llm: str | ChatModel | Sequence[ChatModel | str] | None = None,
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Runnable:
@@ -78,9 +78,9 @@ def load_runnable(
     """
     model = None
     if llm is not None:
-        from ensemble_ray.llm.factory import resolve_llm
+        from ensemble_ray.llm.fallback import resolve_chain
 
-        model = resolve_llm(llm)
+        model = resolve_chain(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
         from ensemble_ray.teamfile.team import load_team_file

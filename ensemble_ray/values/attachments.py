@@ -7,7 +7,7 @@ import binascii
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
@@ -462,3 +462,14 @@ def _read_data_url(url: str, what: str) -> tuple[str, bytes]:
         except (binascii.Error, ValueError) as error:
             raise ValidationError(f"{what}: the content of the data URL is not base64: {error}") from error
     return _plain_type(media_type) if _MEDIA_TYPE.fullmatch(_plain_type(media_type)) else "", data
+
+
+def kinds_read(model: object) -> Collection[AttachmentKind] | None:
+    """Return the kinds that the model declares by its attribute `reads`; None: its endpoint decides."""
+    return cast("Collection[AttachmentKind] | None", getattr(behind_limits(model), "reads", ()))
+
+
+def behind_limits(model: object) -> object:
+    while (inner := getattr(model, "delegate", None)) is not None:  # a rate-limited model
+        model = inner
+    return model

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import cache
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -127,6 +129,8 @@ class TaskMetrics(Value):
     memory_retrieval_time: timedelta = timedelta()
     prompt_build_time: timedelta = timedelta()
     llm_call_count: int = 0
+    #: answers to the task's own calls by the name of the model; None: its model is no fallback chain (S-FBK-31)
+    answers_by_model: Mapping[str, int] | None = Field(default=None, exclude_if=not_)
     tool_call_count: int = 0
     retry_count: int = 0  # model calls after failures of their provider (S-DUR-66)
     incomplete_answers: int = 0  # cut off or empty; without those that a retry replaced (S-MET-18)
@@ -144,7 +148,9 @@ class TaskMetrics(Value):
 
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 _SUMMED = tuple(
-    name for name in TaskMetrics.model_fields if name not in {*_TOKENS, "memory_operations", "cost_estimate"}
+    name
+    for name in TaskMetrics.model_fields
+    if name not in {*_TOKENS, "answers_by_model", "memory_operations", "cost_estimate"}
 )
 TaskMetrics.EMPTY = TaskMetrics.unchecked()
 
@@ -178,6 +184,7 @@ class ExecutionMetrics(Value):
     total_memory_retrieval_time: timedelta = timedelta()
     total_prompt_build_time: timedelta = timedelta()
     total_llm_call_count: int = 0
+    answers_by_model: Mapping[str, int] | None = Field(default=None, exclude_if=not_)
     total_tool_calls: int = 0
     total_delegations: int = 0
     total_incomplete_answers: int = 0
@@ -204,6 +211,7 @@ class MetricsSum:
         self._by_role: dict[str, TaskMetrics] = {}
         self._numbers: dict[str, Any] = {}
         self._tokens: dict[str, int] = dict.fromkeys(_TOKENS, 0)
+        self._by_model: Counter[str] = Counter()
         self._memory = MemoryOperationCounts.ZERO
         self._cost: CostEstimate | None = None
 
@@ -221,6 +229,8 @@ class MetricsSum:
             count = getattr(added, name)
             # A sum is unknown if one number is (S-MET-22).
             tokens[name] = UNKNOWN_TOKENS if count < 0 or tokens[name] < 0 else tokens[name] + count
+        if added.answers_by_model:
+            self._by_model.update(added.answers_by_model)
         if added.memory_operations is not MemoryOperationCounts.ZERO:
             self._memory = self._memory.add(added.memory_operations)
         if added.cost_estimate is not None:
@@ -232,6 +242,7 @@ class MetricsSum:
         return {
             **self._numbers,
             **self._tokens,
+            "answers_by_model": dict(self._by_model) or None,
             "memory_operations": self._memory,
             "cost_estimate": self._cost,
         }
@@ -250,6 +261,7 @@ class MetricsSum:
             total_memory_retrieval_time=found.memory_retrieval_time,
             total_prompt_build_time=found.prompt_build_time,
             total_llm_call_count=found.llm_call_count,
+            answers_by_model=found.answers_by_model,
             total_tool_calls=found.tool_call_count,
             total_delegations=found.delegation_count,
             total_incomplete_answers=found.incomplete_answers,
@@ -297,6 +309,11 @@ class RunBudget:
     max_cost: int | None = None  # as in `Amount`
     spent: Amount = NOTHING  # before the current owner
     account: str = ""  # shared by the processes of a cluster; "": one process makes all requests
+
+    def share_of(self, spent: Amount) -> float:
+        """Return the share of the budget that is spent; of two limits the larger share."""
+        tokens = spent.tokens / self.max_tokens if self.max_tokens else 0.0
+        return max(tokens, spent.cost / self.max_cost if self.max_cost else 0.0)
 
     @classmethod
     def of(cls, max_tokens: int | None, max_cost: float | None) -> RunBudget | None:

@@ -11,6 +11,7 @@ from tests.architecture.project import PACKAGES, module_names
 
 #: Arguments that must be more than a text.
 GIVEN: dict[str, object] = {
+    "failures": {"model": "failure"},
     "violations": ("violation",),
     "rate_limit": RateLimit.per_minute(1),
     "wait_timeout": timedelta(seconds=1),

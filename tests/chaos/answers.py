@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ensemble_ray import TokenUsage, ToolCall
 from ensemble_ray.testing import Fault, Reply, ServedRequest
+from tests.chaos.teams import UNPAID
 from tests.chaos.world import World
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "answer_with_reviews",
     "answer_with_tools",
     "answer_with_units",
+    "answer_without_credit",
     "marks_in",
     "plain_answer",
 ]
@@ -80,6 +82,13 @@ def plain_answer(request: ServedRequest, _world: World) -> Reply:
 def answer_with_tools(request: ServedRequest, world: World) -> Reply:
     """First an effect that must not be repeated, beside a look; then one that may be; then the answer."""
     return _answer_with_tools(request, world, [])
+
+
+def answer_without_credit(request: ServedRequest, world: World) -> Reply | Fault:
+    """The same by the second model of a chain; the first one has no credit."""
+    if request.model == UNPAID:
+        return Fault(status=429, message="You exceeded your current quota", code="insufficient_quota")
+    return answer_with_tools(request, world)
 
 
 def answer_in_newsroom(request: ServedRequest, world: World) -> Reply:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ensemble_ray.execute.agent.attempts import key_at
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.testing import ServedRequest
 from ensemble_ray.values.ids import effect_name
@@ -137,7 +139,10 @@ def answers_in(run_id: str, facts: Sequence[Fact]) -> dict[str, Fact]:
             # The call that failed is the one after the last that was answered.
             turns = sum(each.kind == "model" and each.instance == fact.name for each in facts)
             refused[key_of(run_id, effect_name(fact.name, turns))] = fact
-    return refused | {key_of(run_id, fact.name): fact for fact in facts if fact.kind == "model"}
+    answers = [fact for fact in facts if isinstance(fact.data, ModelAnswered)]
+    # The second model of a chain is asked under a key of its own.
+    second = {key_at(key_of(run_id, fact.name), 1): fact for fact in answers if fact.data.model is not None}
+    return refused | {key_of(run_id, fact.name): fact for fact in answers} | second
 
 
 def _judge_recorded(found: Audit, fact: Fact, sent: Sequence[ServedRequest], kills: Sequence[Kill]) -> None:

@@ -18,6 +18,7 @@ from tests.chaos.answers import (
     answer_with_reviews,
     answer_with_tools,
     answer_with_units,
+    answer_without_credit,
     plain_answer,
 )
 from tests.chaos.audit_map_reduce import judge_marks
@@ -101,6 +102,8 @@ SCENARIOS = {
         Scenario(
             name="chain-with-tools", target="tests.chaos.teams:chain_with_tools", calls=24, answer=answer_with_tools
         ),
+        # Each of the eight tasks asks the first model once, which has no credit.
+        Scenario(name="fallback", target="tests.chaos.teams:fallback", calls=32, answer=answer_without_credit),
         Scenario(name="dag-with-tools", target="tests.chaos.teams:dag_with_tools", calls=33, answer=answer_with_tools),
         Scenario(
             name="newsroom",

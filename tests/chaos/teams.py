@@ -18,10 +18,12 @@ from typing import Any
 
 from ensemble_ray import (
     Agent,
+    ChatModel,
     DelegationPolicyContext,
     DelegationPolicyResult,
     DelegationRequest,
     Ensemble,
+    Fallback,
     HierarchicalConstraints,
     MapReduceEnsemble,
     OpenAIChatModel,
@@ -36,11 +38,13 @@ __all__ = [
     "BIG",
     "ITEMS",
     "QUESTIONS",
+    "UNPAID",
     "big",
     "chain",
     "chain_with_tools",
     "dag",
     "dag_with_tools",
+    "fallback",
     "leave",
     "make_agent",
     "make_task",
@@ -54,6 +58,8 @@ __all__ = [
 #: The environment variable that says where policies leave their lines.
 QUESTIONS = "CHAOS_QUESTIONS"
 
+#: The model that has no credit.
+UNPAID = "unpaid"
 #: The environment variable that says how many items the big map-reduce has.
 BIG = "CHAOS_ITEMS"
 #: Items of the map-reduces: forty good ones, and in the file a line that is none.
@@ -175,15 +181,17 @@ def _policies() -> Sequence[_Desk]:
     return LegalDesk(path), CityDesk(path)
 
 
-def _model() -> OpenAIChatModel:
+def _model(name: str = "chaos") -> OpenAIChatModel:
     # The address goes with the agent: processes of a cluster that was there have another environment.
-    return OpenAIChatModel("chaos", base_url=os.environ.get("OPENAI_BASE_URL"), api_key="sk-of-chaos")
+    return OpenAIChatModel(name, base_url=os.environ.get("OPENAI_BASE_URL"), api_key="sk-of-chaos")
 
 
-def make_agent(role: str, *, has_tools: bool = True, isolation: str = "shared", **more: object) -> Agent:
-    """Return an agent of the scenarios' model."""
+def make_agent(
+    role: str, *, has_tools: bool = True, isolation: str = "shared", llm: ChatModel | None = None, **more: object
+) -> Agent:
+    """Return an agent, by default of the scenarios' model."""
     tools = [append_line, put, look_up] if has_tools else []
-    return Agent(role=role, goal="Answer", llm=_model(), tools=tools, isolation=isolation, **more)  # type: ignore[arg-type]
+    return Agent(role=role, goal="Answer", llm=llm or _model(), tools=tools, isolation=isolation, **more)  # type: ignore[arg-type]
 
 
 def make_task(name: str, agent: Agent | None, context: Sequence[Task | UnitOutput], **more: object) -> Task:
@@ -198,8 +206,8 @@ def make_task(name: str, agent: Agent | None, context: Sequence[Task | UnitOutpu
     )
 
 
-def _chain(*, has_tools: bool) -> Ensemble:
-    agent = make_agent("Walker", has_tools=has_tools)
+def _chain(*, has_tools: bool, llm: ChatModel | None = None) -> Ensemble:
+    agent = make_agent("Walker", has_tools=has_tools, llm=llm)
     tasks: list[Task] = []
     for number in range(8):
         tasks.append(make_task(f"s{number}", agent, tasks[-1:]))
@@ -226,6 +234,11 @@ def chain() -> Ensemble:
 def chain_with_tools() -> Ensemble:
     """The same, each task with calls of all three kinds of tools."""
     return _chain(has_tools=True)
+
+
+def fallback() -> Ensemble:
+    """The same, with a first model that has no credit."""
+    return _chain(has_tools=True, llm=Fallback([_model(UNPAID), _model()]))
 
 
 def dag() -> Ensemble:

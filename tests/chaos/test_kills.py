@@ -43,10 +43,11 @@ def killed(
 
 
 @pytest.mark.parametrize(
-    ("scenario", "seed"), [("chain-with-tools", 11), pytest.param("dag-with-tools", 4, marks=pytest.mark.extended)]
+    ("scenario", "seed"),
+    [("chain-with-tools", 11), ("fallback", 5), pytest.param("dag-with-tools", 4, marks=pytest.mark.extended)],
 )
 def test_a_run_in_one_process_is_continued_when_that_is_killed(scenario: str, seed: int) -> None:
-    """S-DUR-3, S-DUR-16, S-DUR-22, S-DUR-23, S-DUR-27, S-DUR-30, S-DUR-35, S-DUR-37, S-DUR-38, S-DUR-51."""
+    """S-DUR-3, S-DUR-16, S-DUR-22, S-DUR-23, S-DUR-27, S-DUR-30, S-DUR-35, S-DUR-37, S-DUR-38, S-DUR-51, S-FBK-42."""
     report = killed(scenario, ["process"], seed=seed, kills=2)
     assert report.runs == 3
 

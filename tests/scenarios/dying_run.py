@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ensemble_ray import Ensemble, OpenAIChatModel, RunOptions, TaskHandlerContext, tool
+from ensemble_ray import ChatModel, Ensemble, Fallback, OpenAIChatModel, RunOptions, TaskHandlerContext, tool
 from ensemble_ray.definition.fields import Origin
 from ensemble_ray.teamfile import load_source
 from tests.builders import agent, call, task
@@ -18,8 +18,8 @@ from tests.scenarios.teams import Marks
 RUN_ID = "dying"
 #: Where the team is found again.
 PLACE = "tests.scenarios.dying_run:team"
-#: Environment variables of the model's address and of the file for marks.
-MODEL, MARKS = "DYING_RUN_MODEL", "DYING_RUN_MARKS"
+#: Environment variables of the model's address, of the file for marks, and of a model that is asked before the other one.
+MODEL, MARKS, FIRST = "DYING_RUN_MODEL", "DYING_RUN_MARKS", "DYING_RUN_FIRST"
 #: Exit status of the process that dies.
 DIED = 9
 
@@ -41,7 +41,10 @@ def conclude(context: TaskHandlerContext) -> str:
 
 def team(llm: str = "", *, goal: str = "be exact") -> Ensemble:
     """Names a word, measures it with a tool, concludes without a model."""
-    model = OpenAIChatModel("m", base_url=llm or os.environ[MODEL], api_key="none")
+    url = llm or os.environ[MODEL]
+    model: ChatModel = OpenAIChatModel("m", base_url=url, api_key="none")
+    if first := os.environ.get(FIRST):
+        model = Fallback([OpenAIChatModel(first, base_url=url, api_key="none"), model])
     naming = task("Name a word about {topic}", agent(model, "Namer"))
     measuring = task("Measure it", agent(model, "Measurer", tools=[measure], goal=goal), context=[naming])
     concluding = task("Conclude", handler=conclude, context=[naming, measuring])

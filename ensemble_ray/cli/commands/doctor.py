@@ -49,7 +49,7 @@ def doctor(
         Option(
             "--llm",
             metavar="MODEL",
-            help="Ask that model for one word: openai:NAME, openai-responses:NAME, local, local:PATH.gguf.",
+            help="Ask that model for one word: openai:NAME, openai-responses:NAME, local, local:PATH.gguf; of a chain each: A,B.",
         ),
     ] = None,
     ray: Annotated[bool, Option("--ray/--no-ray", help="Start a small run on Ray (about 10 s).")] = True,
@@ -177,7 +177,7 @@ Check = Callable[[], Iterator[Finding]]
 def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
     checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
     if llm is not None:
-        checks.append(lambda: check_model(llm))
+        checks.append(lambda: check_models(llm))
     if with_ray:
         checks += [check_ray_token, check_ray]
     return checks
@@ -338,6 +338,11 @@ def _ask(url: str, key: str) -> Finding:
         reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
         detail = f"{shown} cannot be reached: {tls_flaw(error) or reason}"
         return Finding("Endpoint", "failed", detail, "Check OPENAI_BASE_URL, the network, and whether the server runs")
+
+
+def check_models(llm: str) -> Iterator[Finding]:
+    for name in re.split(r",\s*(?=openai[-\w]*:|local\b)", llm):  # a path may have a comma
+        yield from check_model(name)
 
 
 def check_model(llm: str) -> Iterator[Finding]:

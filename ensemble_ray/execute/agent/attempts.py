@@ -7,15 +7,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from ensemble_ray.errors import CircuitOpenError
+from ensemble_ray.errors import CircuitOpenError, IllegalStateError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
+from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import ModelEffect
 from ensemble_ray.execute.scope import Spending, TaskScope
 from ensemble_ray.facts.effects import MOST_WAITS, ModelAnswered, ModelWait
 from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
+from ensemble_ray.llm.fallback import FILTER_WORDS, Fallback, ModelFailures, When, chain_of
 from ensemble_ray.llm.limits.endpoints import EndpointCall
+from ensemble_ray.llm.names import NO_NAMES, ModelNames, declared_names, model_names
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
@@ -42,13 +45,23 @@ class Attempts:
         self, scope: TaskScope, model: ChatModel, *, template: str | None = None, may_repeat: bool = True
     ) -> None:
         self._scope = scope
-        self._model = model
+        self.model = model  # which is asked
+        self.place = 0  # of the model in its chain
+        self._label = ""  # begins reasons: the model of a chain
+        self._earlier = 0  # failed attempts of other models at the newest answer
+        self._is_chained = False
+        self._is_left_if_open = False  # whether an open breaker ends the call of this model immediately
         self._template = template or scope.order.agent_key or scope.order.agent_role
         self._policy = scope.context.retry if may_repeat else None
         self.failed: list[str] = []  # reasons of failed attempts at the newest answer
         self.waits: list[ModelWait] = []  # before its last attempt
         self.max_attempts = 0 if self._policy is None else self._policy.max_attempts
         self.estimated: tuple[int, int] | None = None  # (input, output) tokens of the newest answer
+
+    @property
+    def names(self) -> ModelNames:
+        """The names of the model that answered."""
+        return model_names(self.model)
 
     async def answer(
         self,
@@ -61,20 +74,21 @@ class Attempts:
 
         No retry follows a refusal, an error of user code, or a partial answer in `pieces` (S-DUR-61).
         """
-        self.failed, self.waits = [], []
         ports, effects, policy = self._scope.ports, self._scope.effects, self._policy
-        effects.attempts, effects.waits, effects.max_attempts = 0, self.waits, self.max_attempts
+        if not self._is_chained:
+            self.failed, self.waits = [], []
+            effects.attempts, effects.waits, effects.max_attempts = 0, self.waits, self.max_attempts
         request = None
         if ports.spending is not None:
-            request = ports.spending.request(self._template, self._model, messages, tools)
+            request = ports.spending.request(self._template, self.model, messages, tools)
         left_s = 0.0 if policy is None else policy.max_wait.total_seconds()
-        endpoint: object = "" if policy is None else getattr(self._model, "endpoint_id", "")
+        endpoint: object = "" if policy is None else getattr(self.model, "endpoint_id", "")
         call = ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
         last: BaseException | None = None
         try:
             while True:
                 if call is not None and not call.try_begin():  # first, since a waiting attempt holds no permit
-                    left_s -= await self._wait_for(call, left_s, last)
+                    left_s -= await self._wait_for(call, 0.0 if self._is_left_if_open else left_s, last)
                 effects.attempts += 1
                 try:
                     response = await (attempt() if request is None else request.send(attempt))
@@ -101,7 +115,7 @@ class Attempts:
         self, error: BaseException, call: EndpointCall | None, left_s: float, *, has_begun: bool
     ) -> float | None:
         """Report a failed attempt; return the wait before the next one, None: no further attempt (S-DUR-62)."""
-        policy, attempt = self._policy, len(self.failed) + 1
+        policy, attempt = self._policy, len(self.failed) - self._earlier + 1
         fault = None if policy is None else fault_of(error)
         if call is not None:
             _report(call, error, fault)
@@ -117,7 +131,7 @@ class Attempts:
             )
         if delay_s > left_s:
             return None
-        self.failed.append(_describe(fault))
+        self.failed.append(f"{self._label}{_describe(fault)}")
         self._note_wait("retry", self.failed[-1], self._scope.ports.clock.now(), delay_s)
         self._scope.effects.retry_count += 1
         _log.warning(
@@ -125,7 +139,7 @@ class Attempts:
             self._scope.order.key,
             attempt,
             policy.max_attempts,
-            getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
+            getattr(self.model, "endpoint_id", "") or type(self.model).__name__,
             delay_s,
             self.failed[-1],
         )
@@ -151,6 +165,118 @@ class Attempts:
             self.waits.append(ModelWait(cause, reason, at, wait_s))
 
 
+class ChainAttempts(Attempts):
+    """Attempts with the models of a chain: an answer begins with the model of the last one (S-FBK-12)."""
+
+    def __init__(
+        self,
+        scope: TaskScope,
+        chain: Fallback,
+        *,
+        use: Callable[[ChatModel], None] | None = None,
+        template: str | None = None,
+    ) -> None:
+        """`use` receives each further model before it is asked."""
+        super().__init__(scope, chain.first_model, template=template)
+        self._chain = chain
+        self._use = use
+        self._is_chained = True
+        self._choose(0)
+
+    @property
+    def names(self) -> ModelNames:
+        return self._chain.names_at(self.place)
+
+    def stay_with(self, names: ModelNames) -> None:
+        """Begin with the model of a recorded answer."""
+        self._choose(self._chain.find(names))
+
+    async def answer(
+        self,
+        attempt: Callable[[], Awaitable[ChatResponse]],
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] = (),
+        pieces: Sequence[str] = (),
+    ) -> ChatResponse:
+        """Make the attempts of one model after the other until one answers (S-FBK-10 to S-FBK-14)."""
+        effects = self._scope.effects
+        self.failed, self.waits = [], []
+        effects.attempts, effects.waits, effects.max_attempts = 0, self.waits, self.max_attempts
+        places = await self._places(messages, tools)
+        failures = ModelFailures(self._chain)
+        refused: list[tuple[TokenUsage, tuple[int, int] | None]] = []  # answers that a content filter cut
+        for number, place in enumerate(places, start=1):
+            is_last = number == len(places)
+            self._choose(place)
+            self._earlier, self._is_left_if_open = len(self.failed), not is_last and "breaker" in self._chain.on
+            effects.waits = self.waits
+            try:
+                response = await super().answer(attempt, messages, tools, pieces)
+            except Exception as error:
+                fault = fault_of(error)
+                text = failures.note(place, error if fault is None else _describe(fault))
+                if is_last or pieces or self._chain.reason_of(error) is None:
+                    failures.raise_all(error)
+                    raise
+                self._move_on(text, was_asked=not isinstance(error, CircuitOpenError))
+            else:
+                reason = None if is_last or pieces else self._chain.reason_of_answer(response)
+                if reason is None:
+                    return self._with_refused(refused, response) if refused else response
+                refused.append((response.usage or TokenUsage(), self.estimated))
+                self._move_on(failures.note(place, _explain(reason)[0]), was_asked=True)
+        raise IllegalStateError("the last model of a chain neither answered nor failed")
+
+    def _with_refused(
+        self, refused: Sequence[tuple[TokenUsage, tuple[int, int] | None]], response: ChatResponse
+    ) -> ChatResponse:
+        """Return the answer with the tokens of the refused ones."""
+        usage, self.estimated = _joined([*refused, (response.usage or TokenUsage(), self.estimated)])
+        return replace(response, usage=usage)
+
+    async def _places(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Sequence[int]:
+        """Return the places of the models to ask, in order, without those that rules leave out (S-FBK-20)."""
+        first = 0
+        for rule in self._chain.when:
+            place = self._chain.place_of(rule)
+            if place <= first or not await self._holds(rule, messages, tools):
+                continue
+            first = place
+            if place > self.place:
+                now = self._scope.ports.clock.now()
+                self._note_wait("rule", f"{rule}: {self._chain.names[place]} is asked", now, 0.0)
+        start = max(first, self.place)
+        return [start, *(place for place in range(first, len(self._chain.models)) if place != start)]
+
+    async def _holds(self, rule: When, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> bool:
+        scope = self._scope
+        if rule.tokens_above is not None and estimated_input(messages, tools) <= rule.tokens_above:
+            return False
+        limit_s = rule.run_time_above_s
+        if limit_s is not None and scope.ports.clock.now() - scope.context.began_at <= limit_s:
+            return False
+        if rule.budget_above is None:
+            return True
+        spending = scope.ports.spending
+        return spending is not None and await spending.account.share_spent() > rule.budget_above
+
+    def _choose(self, place: int) -> None:
+        self._label = f"{self._chain.names[place]}: "
+        if place == self.place:
+            return
+        self.place, self.model = place, self._chain.models[place]
+        if self._use is not None:
+            self._use(self.model)
+
+    def _move_on(self, text: str, *, was_asked: bool) -> None:
+        """Record the failure of a model before the next one is asked."""
+        if was_asked:
+            self.failed.append(text)
+            self._scope.effects.retry_count += 1
+        self._note_wait("fallback" if was_asked else "skipped", text, self._scope.ports.clock.now(), 0.0)
+        _log.warning("Task '%s': the next model of the chain is asked. %s", self._scope.order.key, text)
+
+
 async def chat(model: ChatModel, messages: Sequence[ChatMessage]) -> ChatResponse:
     return checked_response(await call_user(model.chat, list(messages)))  # the model may keep the list
 
@@ -164,11 +290,20 @@ async def ask_once(
     async def attempt() -> ChatResponse:
         nonlocal started_at
         started_at = scope.ports.clock.now()
-        with use_effect_key(key):
-            return await chat(model, messages)
+        with use_effect_key(key_at(key, attempts.place) if attempts.place else key):
+            return await chat(attempts.model, messages)
 
-    attempts = Attempts(scope, model, template=template)
+    chain = chain_of(model)
+    if chain is None:
+        attempts = Attempts(scope, model, template=template)
+    else:
+        attempts = ChainAttempts(scope, chain, template=template)
     return await attempts.answer(attempt, messages), attempts, started_at
+
+
+def key_at(key: str, place: int) -> str:
+    """Return the key of a request to a further model of a chain: endpoints may store answers by key."""
+    return uuid_of(f"{key}/model-{place}")
 
 
 def checked_response(response: object, *, keep_reasoning: bool = False) -> ChatResponse:
@@ -193,8 +328,6 @@ def _describe(fault: ProviderFault) -> str:
 
 
 MOST_REPEATS = 2
-#: Words of content filters in providers' reasons.
-_FILTERS = ("filter", "safety", "sensitive", "refus", "guardrail", "block", "prohibit", "recitation", "spii")
 _CUT_OFF_ADVICE = "Raise max_tokens of its model, or ask for a shorter answer."
 _FILTER_ADVICE = "Reword the task, or ask another model."
 #: (word in a provider's reason, problem, advice); the first match counts
@@ -202,7 +335,10 @@ _CAUSES = (
     ("length", "the model's answer was cut off", _CUT_OFF_ADVICE),
     ("token", "the model's answer was cut off", _CUT_OFF_ADVICE),
     ("context", "the model's answer was cut off: its context is full", "Ask for less at once, or set context_budget."),
-    *((word, "the model's answer was cut off by the provider's content filter", _FILTER_ADVICE) for word in _FILTERS),
+    *(
+        (word, "the model's answer was cut off by the provider's content filter", _FILTER_ADVICE)
+        for word in FILTER_WORDS
+    ),
 )
 
 
@@ -217,19 +353,7 @@ def repeat_text(role: str, reason: str, repeat: int) -> str:
 
 def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
     """Return the later answer, with the tokens and failed attempts of both."""
-    usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
-    total = TokenUsage(
-        add_tokens(each.input_tokens for each in usage),
-        add_tokens(each.output_tokens for each in usage),
-        add_tokens(each.reasoning_tokens for each in usage),
-    )
-    estimated = None
-    if before.estimated is not None or after.estimated is not None:
-        counts = [
-            effect.estimated or (count.input_tokens, count.output_tokens)
-            for effect, count in zip((before, after), usage, strict=True)
-        ]
-        estimated = (counts[0][0] + counts[1][0], counts[0][1] + counts[1][1])
+    total, estimated = _joined([(each.response.usage or TokenUsage(), each.estimated) for each in (before, after)])
     repeat = ModelWait("repeat", _explain(reason)[0], before.started_at + before.latency_s, 0.0)
     return replace(
         after,
@@ -238,6 +362,22 @@ def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelE
         waits=(*before.waits, repeat, *after.waits)[:MOST_WAITS],
         estimated=estimated,
     )
+
+
+def _joined(
+    parts: Sequence[tuple[TokenUsage, tuple[int, int] | None]],
+) -> tuple[TokenUsage, tuple[int, int] | None]:
+    """Return the sums of the tokens of several answers, and of their estimates if one has an estimate."""
+    usages = [usage for usage, _ in parts]
+    total = TokenUsage(
+        add_tokens(each.input_tokens for each in usages),
+        add_tokens(each.output_tokens for each in usages),
+        add_tokens(each.reasoning_tokens for each in usages),
+    )
+    if all(estimated is None for _, estimated in parts):
+        return total, None
+    counts = [estimated or (usage.input_tokens, usage.output_tokens) for usage, estimated in parts]
+    return total, (sum(count[0] for count in counts), sum(count[1] for count in counts))
 
 
 def _explain(reason: str) -> tuple[str, str]:
@@ -254,7 +394,15 @@ def _explain(reason: str) -> tuple[str, str]:
     return f"the model stopped for an unknown reason (finish_reason '{reason}')", advice
 
 
-def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
+def declared_model(scope: TaskScope, model: ChatModel, names: ModelNames) -> ModelNames:
+    """Return those of a model's `names` that the record has without the answers of a task."""
+    if scope.order.agent is not None:  # the task is in no plan
+        return scope.context.declared_model
+    return NO_NAMES if scope.order.switches else declared_names(model, names)
+
+
+def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) -> ModelAnswered:
+    """Return the fact of an answer. It names the model that answered if that is not the `declared` one (S-FBK-41)."""
     response = effect.response
     usage = response.usage or TokenUsage()
     return ModelAnswered(
@@ -275,6 +423,8 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         waits=effect.waits,
         max_attempts=effect.max_attempts,
         waited_s=effect.waited_s,
+        model=None if effect.model == declared.model else effect.model,
+        provider=None if effect.provider == declared.provider else effect.provider,
     )
 
 
@@ -296,6 +446,8 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         waits=answer.waits,
         max_attempts=answer.max_attempts,
         waited_s=answer.waited_s,
+        model=answer.model,
+        provider=answer.provider,
     )
 
 
@@ -324,21 +476,28 @@ class RecordedModel:
         if (fact := next(self._recorded, None)) is not None:
             return effect_of(require_usable(fact).data).response
         started_at, wait = 0.0, PermitWait(time.time)
-
-        async def attempt() -> ChatResponse:
-            nonlocal started_at
-            started_at = time.time()
-            offered = (tools,) if tools else ()
-            with use_permit_wait(wait):
-                return whole_response(await call_user(self._model.chat, messages, *offered))
-
         estimated: tuple[int, int] | None = None
-        if self._spending is None:
-            response = await attempt()
-        else:
-            request = self._spending.request("synthesis", self._model, messages, tools)
+
+        async def ask(model: ChatModel) -> ChatResponse:
+            nonlocal estimated
+
+            async def attempt() -> ChatResponse:
+                nonlocal started_at
+                started_at = time.time()
+                offered = (tools,) if tools else ()
+                with use_permit_wait(wait):
+                    return whole_response(await call_user(model.chat, messages, *offered))
+
+            if self._spending is None:
+                return await attempt()
+            request = self._spending.request("synthesis", model, messages, tools)
             response = await request.send(attempt)
             estimated = request.estimated
+            return response
+
+        chain = chain_of(self._model)
+        model, response = (self._model, await ask(self._model)) if chain is None else await chain.first_answer(ask)
+        names = model_names(model)
         effect = ModelEffect(
             started_at=started_at,
             latency_s=time.time() - started_at,
@@ -346,6 +505,8 @@ class RecordedModel:
             is_final=True,
             waited_s=wait.waited_s,
             estimated=estimated,
+            model=names.model,
+            provider=names.provider,
         )
-        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
+        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect, NO_NAMES)))
         return response

@@ -20,11 +20,14 @@ from ensemble_ray.events.telemetry.listener import NO_SPAN, effect_span
 from ensemble_ray.execute.agent.attempts import (
     MOST_REPEATS,
     Attempts,
+    ChainAttempts,
     answer_of,
     checked_response,
+    declared_model,
     effect_of,
     incomplete_text,
     join_answers,
+    key_at,
     repeat_text,
 )
 from ensemble_ray.execute.agent.runner_model import RunnerModel
@@ -32,7 +35,9 @@ from ensemble_ray.execute.attachments import check_messages, load_messages, with
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
-from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
+from ensemble_ray.llm.fallback import chain_of
+from ensemble_ray.llm.names import ModelNames, model_names
+from ensemble_ray.ports import ChatModel, Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
 from ensemble_ray.text.answers import ReasoningSplitter
@@ -60,22 +65,21 @@ class ModelCalls:
         self._order = scope.order
         self._effects = scope.effects
         self._runner = None if agent.runner is None else RunnerModel(scope, agent, agent.runner)
-        self._model = self._runner or agent.llm
+        self._is_streaming = scope.order.is_streaming
         self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.context.on_incomplete
         if self._runner is not None and self._on_incomplete == "retry":
             self._on_incomplete = "fail"  # a runner may have effects; only its task calls it again
         self._keeps_reasoning = agent.keep_reasoning
         self._has_warned = False
-        self._stream: StreamingChatModel | None = None
-        if scope.order.is_streaming and isinstance(self._model, StreamingChatModel):
-            self._stream = self._model
-        elif scope.order.is_streaming:
-            _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
-        self._structured = None if scope.order.task.output_type is None else self._structured_model()
-        self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
-        names = [getattr(self._model, name, None) for name in ("model_name", "model", "provider_name")]
-        texts = [name if isinstance(name, str) and name else None for name in names]
-        self._model_name, self._provider_name = texts[0] or texts[1], texts[2]
+        model = self._runner or agent.llm
+        chain = chain_of(model)
+        self._use(model if chain is None else chain.first_model)
+        self._chain = None if chain is None else ChainAttempts(scope, chain, use=self._use)
+        repeats = self._runner is None or self._runner.may_be_repeated
+        self._attempts = self._chain or Attempts(scope, model, may_repeat=repeats)
+        self._effects.is_chained = chain is not None
+        self._names = model_names(model)
+        self._declared = declared_model(scope, model, self._names)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
@@ -83,6 +87,16 @@ class ModelCalls:
         self._turn = 0
         #: messages with attachments, by identity: as in the conversation, and with contents
         self._with_content: dict[int, tuple[ChatMessage, ChatMessage]] = {}
+
+    def _use(self, model: ChatModel | RunnerModel) -> None:
+        """Send the following requests to a model, as it is able to answer them."""
+        self._model = model
+        self._stream: StreamingChatModel | None = None
+        if self._is_streaming and isinstance(model, StreamingChatModel):
+            self._stream = model
+        elif self._is_streaming:
+            _log.warning("Model %s cannot stream; running without streaming", type(model).__name__)
+        self._structured = None if self._order.task.output_type is None else self._structured_model(model)
 
     @property
     def is_answer_lost(self) -> bool:
@@ -112,6 +126,9 @@ class ModelCalls:
             if (compare := self._scope.ports.compare) is not None:
                 compare(name, recorded, request_digest, messages)
             effect = effect_of(recorded.data)
+            effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
+            if self._chain is not None:
+                self._chain.stay_with(ModelNames(effect.model, effect.provider))
             self._effects.retry_count += effect.retries
             if self._runner is not None:
                 self._runner.recall(turn)
@@ -119,15 +136,17 @@ class ModelCalls:
             lost = None if self._runner is None else await self._runner.settle(turn)
             if any(message.attachments for message in messages):
                 messages = await self._with_contents(messages)
-            effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
+            effect = lost or await self._send(name, messages, tools, is_streaming=is_streaming)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
+            effect.model, effect.provider = self._names if self._chain is None else self._chain.names
             # The next request may precede this answer's commit (S-DUR-2).
-            await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON, at=ended_at)
+            await self._scope.note(
+                name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at
+            )
             if self._runner is not None:
                 await self._runner.note_return(turn, effect)
-        effect.model, effect.provider = self._model_name, self._provider_name
         self._effects.models.append(effect)
         return effect.response
 
@@ -195,7 +214,7 @@ class ModelCalls:
             self._effects.retry_count += 1
             requests = self._effects.attempts
             # Pieces of a stream cannot be withdrawn. The name differs, since endpoints may store answers by key.
-            again = await self._send(f"{name}/again-{repeat}", messages, tools, None, span=name)
+            again = await self._send(f"{name}/again-{repeat}", messages, tools, is_streaming=False, span=name)
             effect = join_answers(effect, reason, again)
             self._effects.attempts += requests
         return effect
@@ -205,8 +224,8 @@ class ModelCalls:
         name: str,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec],
-        stream: StreamingChatModel | None,
         *,
+        is_streaming: bool,
         span: str | None = None,
     ) -> ModelEffect:
         """Call the model with retries. The latency is that of the successful attempt."""
@@ -221,14 +240,15 @@ class ModelCalls:
                 await self._runner.begin(self._turn)
             started_at = clock.now()
             wait.total_s = 0.0
-            used_key, used_wait = EFFECT_KEY.set(key), PERMIT_WAIT.set(wait)
+            used_key = EFFECT_KEY.set(key_at(key, self._attempts.place) if self._attempts.place else key)
+            used_wait = PERMIT_WAIT.set(wait)
             try:
                 tracing = self._scope.context.tracing
                 with NO_SPAN if tracing is None else effect_span(tracing, span or name):
                     asked = list(messages)  # the model may keep the list
                     check_messages(self._model, asked)
-                    if stream is not None:
-                        return await self._read_stream(stream, messages, tools, pieces)
+                    if is_streaming and self._stream is not None:
+                        return await self._read_stream(self._stream, messages, tools, pieces)
                     if tools:
                         answer: object = await call_user(self._model.chat, asked, tuple(tools))
                     elif self._structured is None:
@@ -251,7 +271,7 @@ class ModelCalls:
             role = self._order.agent_role
             text = (
                 agent_failure(role, error)
-                if stream is None
+                if not is_streaming or self._stream is None
                 else f"Streaming failed for agent '{role}': {describe(error)}"
             )
             failure = AgentExecutionError(text, role, self._order.task.description)
@@ -329,15 +349,15 @@ class ModelCalls:
             )
             self._scope.emit(TokenEvent, event)
 
-    def _structured_model(self) -> tuple[StructuredChatModel, JsonSchema] | None:
+    def _structured_model(self, model: ChatModel | RunnerModel) -> tuple[StructuredChatModel, JsonSchema] | None:
         """Return model and schema for requests without tools and streaming (S-OUT-40, S-OUT-41)."""
         output_type = self._order.task.output_type
-        if output_type is None or not isinstance(self._model, StructuredChatModel):
+        if output_type is None or not isinstance(model, StructuredChatModel):
             return None
         from ensemble_ray.execute.agent.answer_schema import answer_schema  # loads pydantic's generator
 
         schema = answer_schema(cast("Hashable", output_type))
-        return None if schema is None else (self._model, schema)
+        return None if schema is None else (model, schema)
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
         """Return the SHA-256 of the conversation, or "". Only new messages are hashed, so long loops stay linear."""

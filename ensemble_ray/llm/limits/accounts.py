@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.llm.limits.breaker import Budget, Proceed, Refuse, Verdict
@@ -54,6 +54,9 @@ class LocalAccount:
     async def settle(self) -> None:
         """Return immediately: no report is due."""
 
+    async def share_spent(self) -> float:
+        return self._queue.budget.limit.share_of(self.spent)
+
     def close(self) -> None:
         """Return immediately: no other process has the account."""
 
@@ -86,11 +89,18 @@ class Charged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingQuestion:
+    """The reply is `Spent`."""
+
+    budget: RunBudget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAccount:
     account: str
 
 
-BudgetMessage = BudgetClaim | Charged | CloseAccount
+BudgetMessage = BudgetClaim | Charged | SpendingQuestion | CloseAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +120,15 @@ class BalanceRequired:
     """The service needs the process's balance first."""
 
 
-BudgetReply = Granted | Rejected | BalanceRequired | None
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The spending of a run, by all its processes."""
+
+    total: Amount
+
+
+_ClaimReply: TypeAlias = Granted | Rejected | BalanceRequired | None
+BudgetReply = _ClaimReply | Spent
 
 
 class BudgetService:
@@ -128,6 +146,8 @@ class BudgetService:
                     account = self._account_of(message.budget)
                     new = account.update(message.holder, message.spent)
                     account.queue.change(lambda budget: budget.charge(message.claim, new))
+            case SpendingQuestion():
+                return Spent(self._account_of(message.budget).queue.budget.spent)
             case CloseAccount():
                 self._accounts.pop(message.account, None)
                 self._closed[message.account] = None
@@ -217,6 +237,11 @@ class RemoteAccount:
         if not self._is_closed:
             await self._send("")
 
+    async def share_spent(self) -> float:
+        await self.settle()  # the service may have been restarted
+        reply = await self._deliver(SpendingQuestion(budget=self._budget))
+        return self._budget.share_of(reply.total if isinstance(reply, Spent) else self.spent)
+
     def close(self) -> None:
         """Stop retrying: the service may be gone for good."""
         self._is_closed = True
@@ -230,7 +255,7 @@ class RemoteAccount:
                 budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, balance=balance
             )
             try:
-                reply = await self._service.account(message)
+                reply = cast("_ClaimReply", await self._service.account(message))
             except ConnectionError as error:
                 _log.debug("Account %s not reached: %s", self._budget.account, error)
                 self._life = ""
@@ -252,15 +277,14 @@ class RemoteAccount:
 
     async def _send(self, claim: str) -> None:
         """Repeat the report until it arrives: others wait for the reserved amount."""
+        await self._deliver(Charged(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent))
+
+    async def _deliver(self, message: BudgetMessage) -> BudgetReply:
         while True:
             try:
-                await self._service.account(
-                    Charged(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent)
-                )
+                return await self._service.account(message)
             except ConnectionError:
                 await asyncio.sleep(_RETRY_S)
-            else:
-                return
 
     def _start(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)

@@ -499,12 +499,15 @@ class RateLimitedChatModel:
 
     @classmethod
     def of(
-        cls, delegate: ChatModel | str, rate_limit: RateLimit, wait_timeout: timedelta | float = _DEFAULT_WAIT
+        cls,
+        delegate: ChatModel | str | Sequence[ChatModel | str],
+        rate_limit: RateLimit,
+        wait_timeout: timedelta | float = _DEFAULT_WAIT,
     ) -> RateLimitedChatModel:
         """Return a model with a new limit; it streams if the delegate does.
 
         Args:
-            delegate: A model, or its name as in `Agent.llm`.
+            delegate: A model, its name as in `Agent.llm`, or a list of these: a fallback chain.
             rate_limit: Calls per period.
             wait_timeout: Longest wait for a permit; a number means seconds.
 
@@ -619,7 +622,7 @@ class _RateLimitedStreamingModel(RateLimitedChatModel):
                 await pieces.aclose()
 
 
-def _resolve(delegate: ChatModel | str) -> ChatModel:
-    from ensemble_ray.llm.factory import resolve_llm  # few models have limits
+def _resolve(delegate: ChatModel | str | Sequence[ChatModel | str]) -> ChatModel:
+    from ensemble_ray.llm.fallback import resolve_chain  # few models have limits
 
-    return resolve_llm(delegate)
+    return resolve_chain(delegate)

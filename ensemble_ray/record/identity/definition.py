@@ -30,6 +30,7 @@ from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.task import Task
 from ensemble_ray.facts.fact import as_mapping, as_sequence
 from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.llm.fallback import REASONS, Fallback
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.task_output import full_name
@@ -412,6 +413,8 @@ def model_data(model: object) -> dict[str, object]:
     while type(behind).__module__ == _LIMITED_MODELS:
         behind = getattr(behind, "delegate", None)
     data: dict[str, object] = {"class": recorded_name(type(behind))}
+    if isinstance(behind, Fallback):
+        return {**data, **_chain(behind)}
     name = getattr(behind, "model", None)
     if isinstance(name, str):
         data["model"] = name
@@ -422,6 +425,15 @@ def model_data(model: object) -> dict[str, object]:
     options = getattr(behind, "request_options", None)
     if isinstance(options, Mapping) and options:
         data["options"] = _options(cast("Mapping[str, object]", options))
+    return data
+
+
+def _chain(chain: Fallback) -> dict[str, object]:
+    data: dict[str, object] = {"models": [model_data(model) for model in chain.models]}
+    if chain.on != REASONS:
+        data["on"] = [recorded_name(each) if isinstance(each, type) else each for each in chain.on]
+    if chain.when:
+        data["when"] = [rule.to_data() for rule in chain.when]
     return data
 
 

@@ -362,6 +362,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
         min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
     )
     yield format_count(metrics.total_llm_call_count, "model call")
+    yield from _answers_by_model(metrics.answers_by_model)
     yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens, metrics.total_reasoning_tokens)
     if metrics.total_incomplete_answers:
         yield format_count(metrics.total_incomplete_answers, "incomplete answer")
@@ -396,6 +397,7 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
     metrics = task.metrics
     if metrics.llm_call_count:
         yield format_count(metrics.llm_call_count, "model call")
+        yield from _answers_by_model(metrics.answers_by_model)
         yield format_tokens(metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens)
     if metrics.retry_count:
         yield f"{metrics.retry_count:,} made again"
@@ -492,6 +494,11 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
 def _attachment_text(reference: Mapping[str, object]) -> str:
     name, media_type = (row_text(as_text(reference.get(key)), _TITLE) for key in ("name", "media_type"))
     return f"{name} ({media_type}, {as_count(reference.get('size_bytes')):,} bytes)"
+
+
+def _answers_by_model(answers: Mapping[str, int] | None) -> tuple[str, ...]:
+    shown = [f"{count:,} by {row_text(model, _TITLE)}" for model, count in (answers or {}).items()]
+    return (", ".join(shown),) if shown else ()
 
 
 def _count_and_last(word: str, texts: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from ensemble_ray.execute.guardrails import GuardrailType
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, OutcomeDecided, ToolIntended, ToolReturned
 from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import DirectivesShown, FailureRecorded, OutputRecorded, PlanRecorded, RecordedOutput
+from ensemble_ray.llm.names import recorded_names
 from ensemble_ray.plan.plan import GraphUnit
 from ensemble_ray.record import history
 from ensemble_ray.record.history import RecordedExecution, RunHistory
@@ -465,7 +466,7 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.Ans
         output_tokens=None if answer.output_tokens < 0 else int(answer.output_tokens),
         reasoning_tokens=None if answer.reasoning_tokens < 0 else int(answer.reasoning_tokens),
         latency_ms=max(0, round(answer.latency_s * 1000)),
-        model=model,
+        model=answer.model or model,
         started_at=as_millis(answer.started_at),
         attempts=_attempts(answer, answer.retries + 1),
     )
@@ -487,7 +488,8 @@ def _attempts(call: ModelAnswered | FailureRecorded, number: int) -> schemas.Mod
             waits.append(schemas.ModelWaitSchema(cause="permit", at=at, wait_ms=wait_ms))
     if not waits:
         return None
-    is_repeated = any(each.cause == "repeat" for each in waits)  # each repeat has attempts of its own
+    # Each repeat, and each model of a chain, has attempts of its own.
+    is_repeated = any(each.cause in {"repeat", "fallback", "skipped"} for each in waits)
     return schemas.ModelAttempts(waits=waits, number=number, most=None if is_repeated else call.max_attempts or None)
 
 
@@ -551,6 +553,8 @@ def _planned_agent(row: schemas.StepSchema, header: PlanRecorded) -> tuple[Mappi
     declared = as_mapping(as_mapping((header.definition or {}).get("agents")).get(as_text(found.get("key"))))
     model = as_mapping(declared.get("llm") or declared.get("runner"))
     named = (as_text(model.get(name)) for name in ("model", "name", "spec", "class"))
+    if "models" in model:  # a chain: answers of other models than the first one name theirs (S-FBK-41)
+        return found, recorded_names(model).model
     return found, next((each for each in named if each), None)
 
 

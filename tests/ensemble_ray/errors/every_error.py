@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from ensemble_ray import (
     AgentExecutionError,
+    AllModelsFailedError,
     CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
@@ -79,4 +80,5 @@ EVERY = [
     ManagerStalledError(3, ["first", "second"], "Coordinate"),
     ReviewDecidedError("It is decided", "run", "gate", "edit", "ann", datetime(2026, 1, 1, tzinfo=UTC), "too long"),
     ReviewTimeoutError("Review gate timed out after 60s (on_timeout=fail)"),
+    AllModelsFailedError({"openai:a": "HTTP 503", "local": "no connection"}),
 ]

@@ -193,6 +193,20 @@ def test_attempts_of_earlier_versions_and_of_incomplete_answers_are_not_counted_
     assert (second.number, second.most) == (2, None)
 
 
+def test_an_answer_names_its_model_of_a_chain() -> None:
+    """S-FBK-30, S-FBK-31: with the failures of the others, which are not counted against the policy of one."""
+    answered = altered(
+        model("facts#0", 0, 109.0), retries=1, attempts_failed=["big: HTTP 401"], max_attempts=5, model="small",
+        waits=[["skipped", "long: open", 105.0, 0.0], ["fallback", "big: HTTP 401", 105.0, 0.0]],
+    )  # fmt: skip
+    (found,) = detail(answered).answers
+    assert found.model == "small"
+    assert found.attempts is not None
+    assert ([each.cause for each in found.attempts.waits], found.attempts.number, found.attempts.most) == (
+        ["skipped", "fallback"], 2, None
+    )  # fmt: skip
+
+
 def test_a_failed_step_has_the_attempts_of_the_model_call_that_failed() -> None:
     """S-STU-220."""
     failed = fact(

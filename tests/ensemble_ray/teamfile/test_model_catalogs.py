@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray import MapReduceEnsemble, OpenAIChatModel, OpenAIResponsesModel, ValidationError
+from ensemble_ray import Fallback, MapReduceEnsemble, OpenAIChatModel, OpenAIResponsesModel, ValidationError, When
 from ensemble_ray.teamfile import load_runnable
 from ensemble_ray.teamfile.fields import load_model
 from tests.ensemble_ray.teamfile.conftest import Load, Refused
@@ -92,3 +92,34 @@ def test_what_names_no_model_is_refused(folder: Path, given: object, said: str) 
     """S-SRV-211."""
     with pytest.raises(ValidationError, match=said):
         load_model(given)
+
+
+def test_a_model_may_be_a_chain(load: Load) -> None:
+    """S-FBK-50: a list, or a mapping with failures and rules; its strings are its names."""
+    listed = "agents: {w: {role: Writer, goal: Write, llm: [openai:a, {model: b, temperature: 0}, local]}}\n"
+    ruled = (
+        "tasks: {t: {description: d, agent: w}}\nllm:\n  models: [openai:a, openai:b]\n  on: quota\n"
+        "  when: [{budget_above: 0.8, use: openai:b}, {run_time_above: 60}]\n"
+        "models: {two: [openai:c, openai:d]}\n"
+    )
+    team = load(listed + ruled)
+    agent = team.tasks[0].agent
+    assert agent is not None
+    assert agent.llm == Fallback(["openai:a", OpenAIChatModel("b", temperature=0), "local"])
+    rules = [When(budget_above=0.8, use="openai:b"), When(run_time_above=60)]
+    assert team.llm == Fallback(["openai:a", "openai:b"], on="quota", when=rules)
+    assert team.models["two"] == Fallback(["openai:c", "openai:d"])
+
+
+def test_what_is_wrong_in_a_chain_is_named_with_its_place(refused: Refused) -> None:
+    """S-FBK-50, S-FBK-20: everything at once; a model inside a list is no list."""
+    chain = "tasks: {t: {description: d}}\nllm: {models: [openai:a, opnai:b, [local]], on: [quoat], when: {budget_abov: 1}}\n"
+    lines = refused(chain)
+    assert any("llm.models[1]" in line and "Unknown llm 'opnai:b'" in line for line in lines)
+    assert any("llm.models[2]" in line and "must be one of" in line for line in lines)
+    assert any("llm.on[0]" in line and "Did you mean 'quota'?" in line for line in lines)
+    assert any("llm.when" in line and "Did you mean 'budget_above'?" in line for line in lines)
+    wrong = "tasks: {t: {description: d}}\nllm: {models: [openai:a], when: {budget_above: 2}}\n"
+    assert any("budget_above must be a number from 0 to below 1" in line for line in refused(wrong))
+    unknown = "tasks: {t: {description: d}}\nllm: {models: [openai:a], when: {budget_above: 0.5, use: z}}\n"
+    assert any("the chain has no model 'z'" in line for line in refused(unknown))

@@ -12,6 +12,7 @@ from ensemble_ray.cli.commands.doctor import (
     check_embedded,
     check_endpoint,
     check_model,
+    check_models,
     check_packages,
     check_python,
     check_ray_token,
@@ -91,6 +92,14 @@ def test_the_reason_is_told_when_a_model_is_none() -> None:
     (finding,) = check_model("opnai:x")
     assert finding.state == "failed"
     assert "Unknown llm 'opnai:x'" in finding.detail
+
+
+def test_each_model_of_a_chain_is_checked() -> None:
+    """S-FBK-50: by its own; a comma in the path of a file separates no models."""
+    first, second, third = check_models("opnai:x, openai:y z,local:/no,such.gguf")
+    assert "Unknown llm 'opnai:x'" in first.detail
+    assert second.detail.startswith("openai:y z: ")
+    assert third.detail.startswith("local:/no,such.gguf: ")
 
 
 def test_findings_are_data_when_json_is_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,14 @@ def test_no_key_is_needed_and_none_is_shown(call: Call, folder: Path) -> None:
     assert call("run", "team.yaml").code == 2
 
 
+def test_a_chain_is_shown_with_its_models(call: Call, folder: Path) -> None:
+    """S-FBK-50: in their order, with its rules."""
+    text = "llm: {models: [openai:a, openai:b], when: {budget_above: 0.8}}\ntasks: {t: {description: d}}\n"
+    (folder / "team.yaml").write_text(text, encoding="utf-8")
+    printed = call("plan", "team.yaml").printed
+    assert "Fallback([OpenAIChatModel('a'), OpenAIChatModel('b')], when=[When(budget_above=0.8)])" in printed
+
+
 def test_a_team_that_cannot_run_has_no_plan(call: Call, folder: Path) -> None:
     """Exit code 2, with the reason."""
     (folder / "team.yaml").write_text("tasks: {t: {description: d}}\n", encoding="utf-8")

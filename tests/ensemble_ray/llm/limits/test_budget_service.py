@@ -213,3 +213,14 @@ async def test_charge_has_arrived_when_the_account_is_settled() -> None:
     await one.settle()
     with pytest.raises(BudgetExhaustedError):
         await two.reserve(Amount(1))
+
+
+async def test_each_process_learns_the_share_that_all_have_spent() -> None:
+    """S-FBK-21: without a claim, with charges that are still on their way, and from a restarted service."""
+    way = Way()
+    one, two = way.process("one"), way.process("two")
+    one.charge(await one.reserve(Amount(60)), Amount(30))
+    assert (await one.share_spent(), await two.share_spent()) == (0.3, 0.3)
+    way.service, way.lost = BudgetService(), 2
+    assert await one.share_spent() == 0.3
+    assert RunBudget(max_tokens=100, max_cost=10).share_of(Amount(50, 8)) == 0.8

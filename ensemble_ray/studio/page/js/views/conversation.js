@@ -13,7 +13,7 @@ import { line, textBlock } from "../ui/parts.js";
 /** @typedef {(attachments: import("../types.js").AttachmentInfo[]) => HTMLElement} ShowFiles */
 
 /** What a model call waited for when no attempt had failed. */
-const WAITS = /** @type {Record<string, string>} */ ({ breaker: "Circuit breaker", limit: "Calls in flight", permit: "Rate limit" });
+const WAITS = /** @type {Record<string, string>} */ ({ breaker: "Circuit breaker", limit: "Calls in flight", permit: "Rate limit", skipped: "Not asked", rule: "Rule" });
 /** Characters of a message of the prompt that is open from the beginning. */
 const SHORT = 1200;
 
@@ -55,11 +55,11 @@ const attemptWord = ({ number, most }) => `attempt ${formatCount(number)}${most 
 export function attemptList(attempts, { isAnswered }) {
   let failed = 0;
   const rows = attempts.waits.map((wait) => {
-    if (wait.cause === "retry" || wait.cause === "repeat") failed += 1;
+    if (wait.cause === "retry" || wait.cause === "repeat" || wait.cause === "fallback") failed += 1;
     const isFailed = !(wait.cause in WAITS);
     return h("li", { title: wait.at === null ? null : formatTime(wait.at) },
       h("strong", {}, WAITS[wait.cause] ?? (wait.cause ? `Attempt ${failed}` : "Before")), line(wait.reason.replace(/^circuit breaker /, ""), isFailed ? "bad-text" : "", 400),
-      h("span", { class: "num muted" }, wait.wait_ms === null ? "" : wait.wait_ms || !isFailed ? `waited ${formatDuration(wait.wait_ms)}` : "again immediately"));
+      h("span", { class: "num muted" }, wait.wait_ms === null ? "" : wait.cause === "fallback" || wait.cause === "skipped" || wait.cause === "rule" ? "next model" : wait.wait_ms || !isFailed ? `waited ${formatDuration(wait.wait_ms)}` : "again immediately"));
   });
   const last = isAnswered || failed >= attempts.number ? null : h("li", {}, h("strong", {}, `Attempt ${attempts.number}`), h("span", { class: "bad-text" }, attempts.most === attempts.number ? "failed, the last one allowed" : "failed, and was not repeated"), h("span"));
   return h("ol", { class: "attempts" }, rows, last);
