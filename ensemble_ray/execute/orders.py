@@ -370,6 +370,7 @@ class RunContext:
     has_reflections: bool = False
     models: RunModels = field(default_factory=RunModels)  # that directives can switch to
     tracing: RunTracing | None = None  # None: not traced
+    is_fork: bool = False  # it asks for new answers (S-USE-23)
 
     @property
     def has_plan(self) -> bool:

@@ -126,6 +126,9 @@ class ModelAnswered(FactData):
     max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
     is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
+    reuse_digest: str = written(TEXT, default="")  # of the whole request, if its task has `reuse` (S-USE-10)
+    reused: str = written(TEXT, default="")  # id of the run that the answer was taken from; empty: the model was asked
+    reused_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)  # input, output there
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:

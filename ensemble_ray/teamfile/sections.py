@@ -49,6 +49,7 @@ from ensemble_ray.teamfile.fields import (
 )
 from ensemble_ray.teamfile.references import is_reference
 from ensemble_ray.teamfile.section import (
+    Age,
     CallableName,
     FileSection,
     Flag,
@@ -221,6 +222,9 @@ class ItemTaskKeys(FileSection):
     input_guardrails: GuardrailNames = key("Called before the task begins, each as module:function.")
     output_guardrails: GuardrailNames = key("Called with the answer, each as module:function.")
     handler: HandlerName = key("Does the task without a model, as module:function.")
+    reuse: Age = key(
+        "Age of answers of earlier runs that replace an identical request: 7d, 12h, 30m, 2w or 90s; default: none."
+    )
     reflection_config: ReflectionName = key(
         "Whether the model reflects on its outputs to improve later runs: true, or a section with a model or a strategy."
     )

@@ -275,6 +275,9 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         waits=effect.waits,
         max_attempts=effect.max_attempts,
         waited_s=effect.waited_s,
+        reuse_digest=effect.reuse_digest,
+        reused=effect.reused,
+        reused_tokens=effect.reused_tokens,
     )
 
 
@@ -296,6 +299,9 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         waits=answer.waits,
         max_attempts=answer.max_attempts,
         waited_s=answer.waited_s,
+        reuse_digest=answer.reuse_digest,
+        reused=answer.reused,
+        reused_tokens=answer.reused_tokens,
     )
 
 

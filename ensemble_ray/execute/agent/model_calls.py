@@ -27,6 +27,7 @@ from ensemble_ray.execute.agent.attempts import (
     join_answers,
     repeat_text,
 )
+from ensemble_ray.execute.agent.reuse import AnswerReuse
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
@@ -71,6 +72,9 @@ class ModelCalls:
         elif scope.order.is_streaming:
             _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         self._structured = None if scope.order.task.output_type is None else self._structured_model()
+        self._reuse: AnswerReuse | None = None  # None: the task always asks its model
+        if scope.order.task.reuse is not None and self._runner is None:
+            self._reuse = AnswerReuse(scope, self._model, keep_reasoning=agent.keep_reasoning)
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
         names = [getattr(self._model, name, None) for name in ("model_name", "model", "provider_name")]
         texts = [name if isinstance(name, str) and name else None for name in names]
@@ -113,10 +117,14 @@ class ModelCalls:
             if self._runner is not None:
                 self._runner.recall(turn)
         else:
+            stream = self._stream if is_streaming else None
             lost = None if self._runner is None else await self._runner.settle(turn)
-            effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
+            digest = "" if self._reuse is None else self._reuse.digest(name, request_digest, tools, self._schema)
+            reused = None if self._reuse is None else await self._take(self._reuse, digest, stream)
+            effect = lost or reused or await self._send(name, messages, tools, stream)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
+            effect.reuse_digest = digest
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
             # The next request may precede this answer's commit (S-DUR-2).
             await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON, at=ended_at)
@@ -160,6 +168,7 @@ class ModelCalls:
                 latency=timedelta(seconds=effect.latency_s),
                 finish_reason=response.finish_reason,
                 reasoning=response.reasoning,
+                reused=effect.reused,
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -178,6 +187,17 @@ class ModelCalls:
         """Return the problem of a cut-off last answer, else ""."""
         reason = incomplete_reason(self._effects.models[-1].response) if self._effects.models else None
         return "" if reason in {None, "empty"} else incomplete_text(self._order.agent_role, str(reason))
+
+    async def _take(self, reuse: AnswerReuse, digest: str, stream: StreamingChatModel | None) -> ModelEffect | None:
+        """Return an answer of an earlier run; a stream has it as one piece (S-USE-30)."""
+        effect = await reuse.find(digest)
+        if effect is None:
+            return None
+        self._effects.attempts, self._effects.waits = 0, ()
+        if stream is not None:
+            parts = ((effect.response.reasoning, True), (effect.response.text, False))
+            self._send_pieces([(text, is_reasoning) for text, is_reasoning in parts if text], [])
+        return effect
 
     async def _complete(
         self, effect: ModelEffect, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
@@ -322,6 +342,10 @@ class ModelCalls:
 
         schema = answer_schema(cast("Hashable", output_type))
         return None if schema is None else (self._model, schema)
+
+    @property
+    def _schema(self) -> JsonSchema | None:
+        return None if self._structured is None else self._structured[1]
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
         """Return the SHA-256 of the conversation, or "". Only new messages are hashed, so long loops stay linear."""
