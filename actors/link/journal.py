@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import ray
@@ -53,6 +54,10 @@ class RemoteAnswers:
     def __init__(self, location: RecordLocation) -> None:
         self._location = location
 
+    @cached_property
+    def _actor(self) -> Any:
+        return spawn.journal_actor(JournalActor, self._location.node_id)
+
     async def find_answer(self, digest: str, *, since: float, run_id: str) -> Fact[ModelAnswered] | None:
         return cast("Fact[ModelAnswered] | None", await self._call("find_answer", digest, since, run_id))
 
@@ -60,9 +65,8 @@ class RemoteAnswers:
         await self._call("offer_answers", run_id, answers)
 
     async def _call(self, method: str, *arguments: object) -> object:
-        call = getattr(spawn.journal_actor(JournalActor, self._location.node_id), method)
         try:
-            return await call.remote(self._location.address, *arguments)
+            return await getattr(self._actor, method).remote(self._location.address, *arguments)
         except ray.exceptions.RayError as error:
             raise RecordError(f"The records of earlier runs cannot be reached: {last_line(error)}") from None
 

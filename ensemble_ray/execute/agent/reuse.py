@@ -23,7 +23,7 @@ _log = bounded_logger(__name__)
 #: Options that may contain keys, and options with such names. A changed key is no other request.
 _HIDDEN = frozenset({"extra_headers"})
 _SECRET_ENDINGS = ("key", "secret", "password", "authorization", "token")
-_NAMES = ("model", "model_name", "provider_name", "base_url", "system_role", "structured_outputs")
+_NAMES = ("model", "model_name", "provider_name", "base_url")
 
 
 class AnswerReuse:
