@@ -22,6 +22,7 @@ from ensemble_ray.execute.agent.attempts import (
     Attempts,
     answer_of,
     checked_response,
+    declared_model,
     effect_of,
     incomplete_text,
     join_answers,
@@ -32,6 +33,7 @@ from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.llm.names import model_names
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
@@ -76,9 +78,7 @@ class ModelCalls:
         if scope.order.task.reuse is not None and self._runner is None:
             self._reuse = AnswerReuse(scope, self._model, keep_reasoning=agent.keep_reasoning)
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
-        names = [getattr(self._model, name, None) for name in ("model_name", "model", "provider_name")]
-        texts = [name if isinstance(name, str) and name else None for name in names]
-        self._model_name, self._provider_name = texts[0] or texts[1], texts[2]
+        self._names, self._declared = model_names(self._model), declared_model(scope, self._model)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
@@ -113,24 +113,30 @@ class ModelCalls:
             if (compare := self._scope.ports.compare) is not None:
                 compare(name, recorded, request_digest, messages)
             effect = effect_of(recorded.data)
+            effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
             self._effects.retry_count += effect.retries
             if self._runner is not None:
                 self._runner.recall(turn)
         else:
-            stream = self._stream if is_streaming else None
+            stream, digest, reused = self._stream if is_streaming else None, "", None
             lost = None if self._runner is None else await self._runner.settle(turn)
-            digest = "" if self._reuse is None else self._reuse.digest(name, request_digest, tools, self._schema)
-            reused = None if self._reuse is None else await self._take(self._reuse, digest, stream)
+            if self._reuse is not None:
+                schema = None if self._structured is None else self._structured[1]
+                digest = self._reuse.digest(name, request_digest, tools, schema)
+                reused = await self._take(self._reuse, digest, stream)
             effect = lost or reused or await self._send(name, messages, tools, stream)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
             effect.reuse_digest = digest
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
+            if reused is None:
+                effect.model, effect.provider = self._names
             # The next request may precede this answer's commit (S-DUR-2).
-            await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON, at=ended_at)
+            await self._scope.note(
+                name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at
+            )
             if self._runner is not None:
                 await self._runner.note_return(turn, effect)
-        effect.model, effect.provider = self._model_name, self._provider_name
         self._effects.models.append(effect)
         return effect.response
 
@@ -193,6 +199,7 @@ class ModelCalls:
         effect = await reuse.find(digest)
         if effect is None:
             return None
+        effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
         self._effects.attempts, self._effects.waits = 0, ()
         if stream is not None:
             parts = ((effect.response.reasoning, True), (effect.response.text, False))
@@ -342,10 +349,6 @@ class ModelCalls:
 
         schema = answer_schema(cast("Hashable", output_type))
         return None if schema is None else (self._model, schema)
-
-    @property
-    def _schema(self) -> JsonSchema | None:
-        return None if self._structured is None else self._structured[1]
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
         """Return the SHA-256 of the conversation, or "". Only new messages are hashed, so long loops stay linear."""

@@ -75,6 +75,8 @@ class AnswerReuse:
             latency_s=ports.clock.now() - began,
             response=replace(effect.response, usage=TokenUsage(0, 0, 0)),  # the run of the answer has paid for it
             is_final=True,
+            model=effect.model,
+            provider=effect.provider,
             reuse_digest=digest,
             reused=found.run,
             reused_tokens=(usage.input_tokens, usage.output_tokens),
