@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import cache
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -131,9 +132,9 @@ class TaskMetrics(Value):
     retry_count: int = 0  # model calls after failures of their provider (S-DUR-66)
     incomplete_answers: int = 0  # cut off or empty; without those that a retry replaced (S-MET-18)
     delegation_count: int = 0
-    reused_calls: int = Field(default=0, exclude_if=_is_zero)  # answers of earlier runs, in no other number (S-USE-40)
-    reused_tokens: int = Field(default=0, exclude_if=_is_zero)  # input and output that these answers had there
-    reused_output_tokens: int = Field(default=0, exclude_if=_is_zero)  # the output alone
+    reused_calls: int = Field(default=0, exclude_if=not_)  # answers of earlier runs, in no other number (S-USE-40)
+    reused_tokens: int = Field(default=0, exclude_if=not_)  # input and output that these answers had there
+    reused_output_tokens: int = Field(default=0, exclude_if=not_)  # the output alone
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None
 
@@ -184,8 +185,8 @@ class ExecutionMetrics(Value):
     total_tool_calls: int = 0
     total_delegations: int = 0
     total_incomplete_answers: int = 0
-    total_reused_calls: int = Field(default=0, exclude_if=_is_zero)
-    total_reused_tokens: int = Field(default=0, exclude_if=_is_zero)
+    total_reused_calls: int = Field(default=0, exclude_if=not_)
+    total_reused_tokens: int = Field(default=0, exclude_if=not_)
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     task_metrics: Mapping[str, TaskMetrics] = {}  # by role; the last task of a role wins (S-MET-23)
     metrics_by_task: Mapping[str, TaskMetrics] = {}  # by key in the plan, in execution order (S-MET-27)

@@ -29,7 +29,7 @@ from tests.builders import agent, task
 def test_age_is_a_text_or_a_duration(given: Any, age: timedelta | None) -> None:
     """S-USE-1: the same in other processes; None by default."""
     made = Task("Count", reuse=given)
-    assert made.reuse == pickle.loads(pickle.dumps(made)).reuse == age
+    assert made.reuse == pickle.loads(pickle.dumps(made)).reuse == age  # noqa: S301  our own bytes
     assert Task("Count").reuse is None
 
 
