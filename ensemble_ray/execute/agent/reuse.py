@@ -8,6 +8,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import cast
 
+from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.attempts import effect_of
@@ -34,7 +35,7 @@ class AnswerReuse:
         self._model = f"{json.dumps(model_identity(model), sort_keys=True)} {keep_reasoning}"
         self._tools: Sequence[ToolSpec] = ()
         self._listed = ""  # the tools as text
-        if scope.ports.answers is None:
+        if scope.context.durability == Durability.OFF:
             _log.warning(
                 "Task '%s': reuse has no effect, since the run is not recorded. Set durability to 'effects' or 'run'",
                 scope.order.key,

@@ -72,7 +72,8 @@ class AnswerIndex:
                     self._connection.close()  # rolls back
                     self._connection = None
                 raise RecordError(
-                    f"Cannot use the index of reusable answers {self.path}: {error}. Runs do not need the file: it can be removed",
+                    f"Cannot use the index of reusable answers {self.path}: {error}. "
+                    "Runs do not need it: it can be removed with its -wal and -shm files while no run is active",
                     str(self.path),
                 ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -171,7 +172,7 @@ async def test_model_is_asked_when_stored_answers_cannot_be_read(
 
 async def test_unrecorded_run_says_that_reuse_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     """S-USE-3: of a task that a factory makes."""
-    bench = Bench(agents={"draft": writer(ScriptedModel("Done"))})
+    bench = Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=replace(RUN_CONTEXT, durability="off"))
     result = await bench.run(task=task("Do draft", reuse="7d"))
     assert result.output is not None
     assert caplog.messages == [
