@@ -30,6 +30,7 @@ from ensemble_ray import (
     TokenEvent,
     TokenUsage,
     TryAgain,
+    ValidationError,
     fork,
     resume,
     tool,
@@ -179,6 +180,15 @@ def test_reduces_group_reused_outputs_as_the_first_run_did(inline_runtime: Runti
     first, second = (reduced().run(runtime=inline_runtime) for _ in range(2))
     assert first.metrics.total_llm_call_count == len(server.requests) > 7
     assert counts(second) == (0, 0, first.metrics.total_llm_call_count, first.metrics.total_tokens)
+
+
+def test_dynamic_run_without_a_record_is_refused(inline_runtime: Runtime) -> None:
+    """S-USE-3: when its factory makes the task, before any call."""
+    model = ScriptedModel()
+    mapped = MapEnsemble(items=iter("ab"), map_task=lambda item: task(item, agent(model), reuse="1d"))
+    with pytest.raises(ValidationError, match=r"^Task 'a' reuses answers from the records of earlier runs"):
+        mapped.run(runtime=inline_runtime, durability="off")
+    assert model.calls == ()
 
 
 def never(output: GuardrailOutput) -> GuardrailResult:

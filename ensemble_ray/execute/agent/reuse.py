@@ -8,7 +8,6 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import cast
 
-from ensemble_ray.definition.fields import Durability
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.execute.agent.attempts import effect_of
@@ -35,11 +34,6 @@ class AnswerReuse:
         self._model = f"{json.dumps(model_identity(model), sort_keys=True)} {keep_reasoning}"
         self._tools: Sequence[ToolSpec] = ()
         self._listed = ""  # the tools as text
-        if scope.context.durability == Durability.OFF:
-            _log.warning(
-                "Task '%s': reuse has no effect, since the run is not recorded. Set durability to 'effects' or 'run'",
-                scope.order.key,
-            )
 
     def digest(self, name: str, conversation: str, tools: Sequence[ToolSpec], schema: JsonSchema | None) -> str:
         """Return the SHA-256 of a request (S-USE-10). `conversation` is the digest of its messages."""

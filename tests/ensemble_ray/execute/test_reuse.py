@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -167,16 +166,6 @@ async def test_model_is_asked_when_stored_answers_cannot_be_read(
     assert caplog.messages == [
         "Task 'draft' asks its model, since stored answers cannot be read: the disk is gone",
         "Task 'draft': later runs cannot reuse its answers: the disk is gone",
-    ]
-
-
-async def test_unrecorded_run_says_that_reuse_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    """S-USE-3: of a task that a factory makes."""
-    bench = Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=replace(RUN_CONTEXT, durability="off"))
-    result = await bench.run(task=task("Do draft", reuse="7d"))
-    assert result.output is not None
-    assert caplog.messages == [
-        "Task 'draft': reuse has no effect, since the run is not recorded. Set durability to 'effects' or 'run'"
     ]
 
 
