@@ -76,7 +76,7 @@ class ModelCalls:
         self._structured = None if scope.order.task.output_type is None else self._structured_model()
         self._reuse: AnswerReuse | None = None  # None: the task always asks its model
         if scope.order.task.reuse is not None and self._runner is None:
-            self._reuse = AnswerReuse(scope, self._model, keep_reasoning=agent.keep_reasoning)
+            self._reuse = AnswerReuse(scope, agent.llm, keep_reasoning=agent.keep_reasoning)
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
         self._names, self._declared = model_names(self._model), declared_model(scope, self._model)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
@@ -127,10 +127,11 @@ class ModelCalls:
             effect = lost or reused or await self._send(name, messages, tools, stream)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
-            effect.reuse_digest = digest
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
             if reused is None:
                 effect.model, effect.provider = self._names
+                # The digest is of the first model of a chain.
+                effect.reuse_digest = digest if (effect.model, effect.provider) == self._names else ""
             # The next request may precede this answer's commit (S-DUR-2).
             await self._scope.note(
                 name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at

@@ -33,7 +33,7 @@ class AnswerReuse:
         self._scope = scope
         self._model = f"{json.dumps(model_identity(model), sort_keys=True)} {keep_reasoning}"
         self._tools: Sequence[ToolSpec] = ()
-        self._listed = ""  # the tools as text
+        self._listed = "[]"  # the tools as text
 
     def digest(self, name: str, conversation: str, tools: Sequence[ToolSpec], schema: JsonSchema | None) -> str:
         """Return the SHA-256 of a request (S-USE-10). `conversation` is the digest of its messages."""
@@ -96,7 +96,8 @@ async def offer_answers(scope: TaskScope) -> None:
 
 def model_identity(model: object) -> dict[str, object]:
     """Return all that a model adds to its requests, without keys and headers (S-USE-11)."""
-    while (inner := getattr(model, "delegate", None)) is not None:  # a rate limit changes no request
+    # A rate limit changes no request, and a chain asks its first model first.
+    while (inner := getattr(model, "delegate", None) or getattr(model, "first_model", None)) is not None:
         model = inner
     data: dict[str, object] = {"class": full_name(type(model))}
     data |= {name: value for name in _NAMES if (value := getattr(model, name, None)) is not None}

@@ -135,6 +135,17 @@ def test_limited_model_makes_the_same_requests() -> None:
     assert model_identity(limited) == model_identity(model)
 
 
+def test_chain_makes_the_requests_of_its_first_model() -> None:
+    """S-USE-13."""
+
+    class Chain:
+        def __init__(self, *models: object) -> None:
+            self.first_model = models[0]
+
+    one, other = (OpenAIChatModel(name, base_url="http://one/v1", api_key="sk-1") for name in ("m", "n"))
+    assert model_identity(Chain(one, other)) == model_identity(one) != model_identity(Chain(other, one))
+
+
 def test_own_model_is_known_by_its_class_and_what_it_says_of_itself() -> None:
     """S-USE-11."""
 
