@@ -20,12 +20,12 @@ from .record_stores import STORES, address_of
 CALL = "a#0/0/model"
 
 
-@pytest.fixture(params=[*STORES, "elsewhere"])
+@pytest.fixture(params=[*STORES, "ray"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
-    """An empty store; `elsewhere` is one of files on another node."""
-    if request.param == "elsewhere":
+    """An empty store; `ray` is one of files, reached as from another node."""
+    if request.param == "ray":
         request.getfixturevalue("ray_cluster")
-    return address_of("sqlite" if request.param == "elsewhere" else request.param, request, tmp_path)
+    return address_of("sqlite" if request.param == "ray" else request.param, request, tmp_path)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def store(address: StoreAddress) -> RunStore:
 @pytest.fixture
 def answers(address: StoreAddress, request: pytest.FixtureRequest) -> StoredAnswers:
     """The answers there, as a process of a run has them."""
-    if "elsewhere" in request.node.name:
+    if request.node.callspec.params.get("address") == "ray":
         return RemoteAnswers(RecordLocation(address=address, node_id=ray.get_runtime_context().get_node_id()))
     return store_at(address)
 
