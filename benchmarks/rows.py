@@ -128,6 +128,18 @@ ROWS = (
         inline="pipelined",
         ray="pipelined-ray",
     ),
+    *(
+        Row(
+            scenario="reuse-1k",
+            title=f"map 1,000 items whose answers an earlier run has, {'on Ray' if runtime == 'ray' else 'inline'}; floor: the same "
+            "recorded map at 0 ms without",
+            unit="s",
+            floor=runtime,
+            inline="inline-reuse" if runtime == "inline" else None,
+            ray="ray-reuse" if runtime == "ray" else None,
+        )
+        for runtime in ("inline", "ray")
+    ),
     Row(
         scenario="chain",
         title="chain of 50 at 0 ms, per task",

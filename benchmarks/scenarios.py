@@ -108,6 +108,21 @@ SCENARIOS = (
     _mapping("map-10k-1000", size=10_000, slots=1_000, latency_ms=200, is_recorded=True),
     _mapping("map-10k-0ms", size=10_000, slots=200, latency_ms=0, is_recorded=True),
     Scenario(
+        name="reuse-1k",
+        measure="warm",
+        variants={
+            "inline": "mapping:team",
+            "ray": "mapping:team",
+            "inline-reuse": "mapping:reusing",
+            "ray-reuse": "mapping:reusing",
+        },
+        on_ray=frozenset({"ray", "ray-reuse"}),
+        mute=frozenset({"inline-reuse", "ray-reuse"}),
+        recorded=frozenset({"inline", "ray", "inline-reuse", "ray-reuse"}),
+        size=1_000,
+        extra={"slots": 200},
+    ),
+    Scenario(
         name="map-reduce-200ms",
         measure="warm",
         variants={

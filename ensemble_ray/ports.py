@@ -15,8 +15,12 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.context import ScopedVariable
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
+#: digest of the request, name of the model call, time of the answer (Unix time, s)
+OfferedAnswer: TypeAlias = tuple[str, str, float]
+
 if TYPE_CHECKING:
     from ensemble_ray.events.delivery import EnsembleListener
+    from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
     from ensemble_ray.values.memory import (
         EmbeddingMatch,
@@ -157,6 +161,28 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Flush, and release resources."""
+
+
+class StoredAnswers(Protocol):
+    """Models' answers in the records of all runs of a store, by digests of their requests (S-USE-20)."""
+
+    async def find_answer(self, digest: str, *, since: float, run_id: str) -> Fact[ModelAnswered] | None:
+        """Return the newest offered answer to a request that is not older than `since`, Unix time, s.
+
+        None if there is none, if its run was deleted, or if it is an answer of `run_id`.
+
+        Raises:
+            RecordError: the answers cannot be read.
+        """
+        ...
+
+    async def offer_answers(self, run_id: str, answers: Sequence[OfferedAnswer]) -> None:
+        """Let other runs find these recorded answers of a run. Each replaces an earlier one with its digest.
+
+        Raises:
+            RecordError: the answers cannot be written.
+        """
+        ...
 
 
 class DriverServices(Protocol):

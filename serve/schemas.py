@@ -77,6 +77,9 @@ class Metrics(Wire):
     #: part of the output tokens; left out if 0
     reasoning_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
     llm_calls: int
+    #: answers of earlier runs, and their tokens, which are in no other count; left out if 0
+    reused_calls: int = Field(default=0, exclude_if=lambda count: count == 0)
+    reused_tokens: int | None = Field(default=0, exclude_if=lambda count: count == 0)
     tool_calls: int
     llm_latency_s: float
     tool_execution_s: float
@@ -90,6 +93,8 @@ class Metrics(Wire):
             total_tokens=_count_or_none(metrics.total_tokens),
             reasoning_tokens=metrics.reasoning_tokens,
             llm_calls=metrics.llm_call_count,
+            reused_calls=metrics.reused_calls,
+            reused_tokens=_count_or_none(metrics.reused_tokens),
             tool_calls=metrics.tool_call_count,
             llm_latency_s=metrics.llm_latency.total_seconds(),
             tool_execution_s=metrics.tool_execution_time.total_seconds(),
@@ -104,6 +109,8 @@ class Metrics(Wire):
             total_tokens=_count_or_none(metrics.total_tokens),
             reasoning_tokens=metrics.total_reasoning_tokens,
             llm_calls=metrics.total_llm_call_count,
+            reused_calls=metrics.total_reused_calls,
+            reused_tokens=_count_or_none(metrics.total_reused_tokens),
             tool_calls=metrics.total_tool_calls,
             llm_latency_s=metrics.total_llm_latency.total_seconds(),
             tool_execution_s=metrics.total_tool_execution_time.total_seconds(),

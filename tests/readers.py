@@ -84,7 +84,9 @@ def _trace(facts: Iterable[Fact]) -> Iterator[Said]:
             "run ended": _ms(trace.completed_at) if head.state.is_final else None,
             "tokens": _known(metrics.total_tokens) if trace.task_traces else 0,
             "all model calls": metrics.total_llm_call_count,
-            "model calls": len(calls),
+            "reused answers": metrics.total_reused_calls,
+            "reused tokens": _known(metrics.total_reused_tokens),
+            "model calls": sum(not call.reused for call in calls),
             "tokens of model calls": sum(max(0, call.input_tokens) + max(0, call.output_tokens) for call in calls),
             "tool calls": metrics.total_tool_calls,
             "cost": None if estimate is None else estimate.total_cost.normalize(),
@@ -153,6 +155,7 @@ def _progress(facts: Sequence[Fact]) -> Iterator[Said]:
                 progress.receive(event, fact.at)
         yield {
             "model calls": progress.model_calls,
+            "reused answers": progress.reused,
             "tokens of model calls": progress.input_tokens + progress.output_tokens,
             "number completed": progress.done,
             "number failed": progress.failed,
@@ -183,6 +186,8 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
             "run ended": row.ended_at if state.is_final else None,
             "tokens": total,
             "all model calls": calls,
+            "reused answers": row.reused_calls,
+            "reused tokens": row.reused_tokens,
             "cost": None if row.cost is None else Decimal(row.cost.amount).normalize(),
             "completed": _with(tasks, "completed"),
             "completed at": {name: _ms(tasks[name].ended_at or 0) for name in _with(tasks, "completed")},
@@ -199,17 +204,19 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
 def _spans(facts: Sequence[Fact]) -> Iterator[Said]:
     for end in range(1, len(facts) + 1):
         calls: list[Mapping[str, Any]] = []
+        reused: list[Mapping[str, Any]] = []
         status: dict[str, set[str]] = {"completed": set(), "failed": set(), "exited": set()}
         for span in recorded_spans(facts[:end]):
             said: Mapping[str, Any] = span.attributes
             instance = said.get("ensemble_ray.task.instance", "")
             if said.get("gen_ai.operation.name") == "chat":
-                calls.append(said)
+                (reused if "ensemble_ray.model.reused" in said else calls).append(said)
             elif "ensemble_ray.task.status" in said and delegating_call(instance) is None:
                 status.setdefault(said["ensemble_ray.task.status"], set()).add(instance)
         tokens = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
         yield {
             "model calls": len(calls),
+            "reused answers": len(reused),
             "tokens of model calls": sum(each.get(name) or 0 for each in calls for name in tokens),
             "completed": status["completed"],
             "failed": status["failed"],

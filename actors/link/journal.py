@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import ray
@@ -14,8 +15,9 @@ from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, BatchSender, last_l
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.shared.journal import AppendCall, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.ports import Journal, Persistence
+from ensemble_ray.ports import Journal, OfferedAnswer, Persistence, StoredAnswers
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import EpochFence, MemoryJournal, in_json_form
 from ensemble_ray.record.opening import store_at
@@ -34,6 +36,39 @@ async def open_journal(location: RecordLocation | None, run_id: str, *, writer: 
         return await store_at(address).join(run_id, writer=writer, is_buffered=is_buffered)
     actor = spawn.journal_actor(JournalActor, location.node_id)
     return RemoteJournal(actor, address, run_id, writer=writer, is_buffered=is_buffered)
+
+
+def answers_at(location: RecordLocation | None) -> StoredAnswers | None:
+    """Return the answers in the records of all runs there; None if the run is not recorded."""
+    if location is None:
+        return None
+    address = location.address
+    if address.url or ray.get_runtime_context().get_node_id() == location.node_id:
+        return store_at(address)
+    return RemoteAnswers(location)
+
+
+class RemoteAnswers:
+    """Answers in records for a process without access to the store. Implements `StoredAnswers`."""
+
+    def __init__(self, location: RecordLocation) -> None:
+        self._location = location
+
+    @cached_property
+    def _actor(self) -> Any:
+        return spawn.journal_actor(JournalActor, self._location.node_id)
+
+    async def find_answer(self, digest: str, *, since: float, run_id: str) -> Fact[ModelAnswered] | None:
+        return cast("Fact[ModelAnswered] | None", await self._call("find_answer", digest, since, run_id))
+
+    async def offer_answers(self, run_id: str, answers: Sequence[OfferedAnswer]) -> None:
+        await self._call("offer_answers", run_id, answers)
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        try:
+            return await getattr(self._actor, method).remote(self._location.address, *arguments)
+        except ray.exceptions.RayError as error:
+            raise RecordError(f"The records of earlier runs cannot be reached: {last_line(error)}") from None
 
 
 class RemoteJournal:

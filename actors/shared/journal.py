@@ -12,11 +12,12 @@ import psutil
 import ray
 
 from ensemble_ray.errors import EnsembleError
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.llm.limits.accounts import BudgetMessage, BudgetReply, BudgetService
 from ensemble_ray.llm.limits.bucket import HolderGone
 from ensemble_ray.llm.limits.limiter import LimiterService, Message, Reply
-from ensemble_ray.ports import Journal, Persistence
+from ensemble_ray.ports import Journal, OfferedAnswer, Persistence
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.metrics import ActorDescription, ActorKind, ProcessDescription, dump_actor
@@ -49,6 +50,14 @@ class JournalActor:
 
     async def read_content(self, address: StoreAddress, run_id: str, writer: str, sha256: str) -> bytes | None:
         return await (await self._journal(address, run_id, writer)).read_content(sha256)
+
+    async def find_answer(
+        self, address: StoreAddress, digest: str, since: float, run_id: str
+    ) -> Fact[ModelAnswered] | None:
+        return await store_at(address).find_answer(digest, since=since, run_id=run_id)
+
+    async def offer_answers(self, address: StoreAddress, run_id: str, answers: Sequence[OfferedAnswer]) -> None:
+        await store_at(address).offer_answers(run_id, answers)
 
     async def close(self, run_id: str, writer: str) -> None:
         opening = self._journals.pop((run_id, writer), None)

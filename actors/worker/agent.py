@@ -17,7 +17,7 @@ from ray.util import metrics
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import HubSink
-from ensemble_ray.actors.link.journal import open_journal
+from ensemble_ray.actors.link.journal import answers_at, open_journal
 from ensemble_ray.actors.link.limiter import RemoteLimiter, remote_memory, remote_reflections, shared_spending
 from ensemble_ray.actors.link.packing import pack, unpack
 from ensemble_ray.actors.link.reach import refuse
@@ -116,6 +116,7 @@ class AgentActor:
             spending=shared_spending(context, self._remote_limiter, self._name),
             memory=remote_memory(driver) if driver and context.memory else None,
             reflections=remote_reflections(driver) if driver and context.has_reflections else None,
+            answers=answers_at(location),
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:

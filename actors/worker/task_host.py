@@ -21,7 +21,7 @@ from ensemble_ray.execute.local_executor import LocalExecutor, RefCountedCache, 
 from ensemble_ray.execute.orders import Continuation, OutputOf, Peers, RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import Callables, RunnerPorts, RunReflections, Spending
-from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, ToolMetrics
+from ensemble_ray.ports import EventSink, Journal, RunMemory, Services, StoredAnswers, ToolMetrics
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
@@ -63,6 +63,7 @@ class TaskHost:
         spending: Spending | None = None,
         memory: RunMemory | None = None,
         reflections: RunReflections | None = None,
+        answers: StoredAnswers | None = None,
         peers: Peers | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
@@ -76,6 +77,7 @@ class TaskHost:
             spending=spending,
             memory=memory,
             reflections=reflections,
+            answers=answers,
         )
         run_id, runner = context.run_id, TaskRunner(context, ports, {}, peers)
         executor = LocalExecutor(runner, {}, partial(self._deliver, run_id), grace_s=GRACE_S)

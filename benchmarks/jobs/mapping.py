@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, team_rounds
@@ -11,7 +12,7 @@ from benchmarks.setting import MODEL, Ask, Round, Setting, answer, bare_rounds, 
 if TYPE_CHECKING:
     from ensemble_ray import Agent, MapEnsemble, Task
 
-__all__ = ["floor", "team", "team_of", "team_two"]
+__all__ = ["floor", "reusing", "team", "team_of", "team_two"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
@@ -39,7 +40,15 @@ def team_two(setting: Setting) -> AbstractContextManager[Round]:
     return team_rounds(setting, lambda: team_of(setting, replicas=2))
 
 
-def team_of(setting: Setting, *, replicas: int | None = None) -> MapEnsemble:
+@contextmanager
+def reusing(setting: Setting) -> Generator[Round]:
+    """Run the same when the record of an earlier run has all answers: the model is asked nothing."""
+    with team_rounds(setting, lambda: team_of(setting, reuse="1d")) as one_round:
+        one_round()
+        yield one_round
+
+
+def team_of(setting: Setting, *, replicas: int | None = None, reuse: str | None = None) -> MapEnsemble:
     """Declare the map anew; each item has an agent of its own."""
     from ensemble_ray import Agent, MapEnsemble, OpenAIChatModel, Task
 
@@ -49,7 +58,7 @@ def team_of(setting: Setting, *, replicas: int | None = None) -> MapEnsemble:
         return Agent(role="Reader", goal=f"Read part {number}", llm=model)
 
     def part(number: int, agent: Agent) -> Task:
-        return Task(description=f"Summarise part {number}", expected_output="One sentence", agent=agent)
+        return Task(description=f"Summarise part {number}", expected_output="One sentence", agent=agent, reuse=reuse)
 
     return MapEnsemble(
         items=range(setting.size),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Self, TypeAlias, cast, get_args, get_origin
@@ -31,7 +32,7 @@ from ensemble_ray.values.memory import MemoryScope, TaskReflection
 from ensemble_ray.values.messages import ChatMessage, Effect
 from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.task_output import Parsed_co, TaskOutput
-from ensemble_ray.values.value import Accepts, OneOrMany, RateLimit, Value, to_tuple
+from ensemble_ray.values.value import Accepts, OneOrMany, RateLimit, Value, age_from, to_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     MemoryScopesField: TypeAlias = Accepts[
         tuple[MemoryScope, ...], str | MemoryScope | Sequence[str | MemoryScope] | None
     ]
+    ReuseField: TypeAlias = Accepts[timedelta | None, str | timedelta | None]
     #: A function of a `ReflectionInput`; sync or async.
     Strategy: TypeAlias = Callable[[Any], TaskReflection | Awaitable[TaskReflection]]
     _Strategy: TypeAlias = Strategy | None
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     Handler: TypeAlias = Callable[[Any], object] | AgentTool
 else:
     AttachmentsField = MemoryScopesField = Annotated[tuple, SkipValidation]
+    ReuseField = Annotated[timedelta | None, SkipValidation]
     Strategy = Any
     _Strategy = Annotated[Any, SkipValidation]
     Handler = Any  # importing the tools here would slow down every start
@@ -176,6 +179,9 @@ class Task(fields.Identified, Generic[Parsed_co]):
         before_review: Review by a person before it begins; None: no review.
         reflection_config: How its outputs are reflected on, to improve later runs: True, or a `ReflectionConfig` with a
             model or a strategy; None or False: no reflection.
+        reuse: Age of answers of earlier runs that replace a request, such as `"7d"`, `"12h"`, or a `timedelta`: if the record
+            of an earlier run has a whole answer to an identical request that is not older, the model is not asked. None:
+            the model is always asked.
         revision_feedback: Feedback on the previous attempt.
         prior_attempt_output: Output of the previous attempt.
         attempt_number: 0 for the first attempt.
@@ -204,6 +210,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
     reflection_config: ReflectionField = fields.initially(None)
+    reuse: ReuseField = fields.initially(None)
     revision_feedback: fields.StrictText | None = None
     prior_attempt_output: fields.StrictText | None = None
     attempt_number: fields.StrictInt = 0
@@ -268,6 +275,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
         arguments["memory_scopes"] = _check_scopes(arguments.get("memory_scopes"))
         arguments["reflection_config"] = _check_reflection_config(arguments.get("reflection_config"))
         fields.check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
+        arguments["reuse"] = _check_reuse(arguments.get("reuse"))
         _check_handler(arguments)
         arguments["llm"] = fields.limit_own_model(arguments)
 
@@ -446,6 +454,17 @@ def _check_reflection_config(value: object) -> ReflectionConfig | None:
     return value
 
 
+def _check_reuse(value: object) -> timedelta | None:
+    """S-USE-1."""
+    age = age_from(value) if isinstance(value, str) else value
+    if age is not None and not isinstance(age, timedelta):
+        msg = f"Task reuse must be an age such as '7d' or '12h', or a timedelta, got: {type(value).__name__}"
+        raise ValidationError(msg)
+    if age is not None and age <= timedelta(0):
+        raise ValidationError(f"Task reuse must be > 0 when set, got: {value}")
+    return age
+
+
 def _check_task_context(arguments: Mapping[str, Any]) -> tuple[Task | UnitOutput, ...]:
     """S-DOM-25, S-DOM-26."""
     entries, agent = check_context("Task context", arguments.get("context")), arguments.get("agent")
@@ -496,6 +515,7 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (arguments.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
         (arguments.get("history"), "a history", "history"),
         (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
+        (arguments.get("reuse") is not None, "a reuse", "reuse"),
     )
     fields.check_exclusive("Task", "handler", others, why="A handler does its task without a model")
     if getattr(getattr(handler, "__ensemble_tool__", None), "approval", False):

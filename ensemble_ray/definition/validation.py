@@ -38,6 +38,7 @@ def validate(definition: EnsembleDefinition) -> list[str]:
         raise ValidationError("Ensemble must have at least one task")
     _check_units(definition)
     check_rules(definition)
+    _check_reuse(definition)
     _check_agents(definition)
     _check_models(definition)
     _check_delegation(definition)
@@ -162,6 +163,18 @@ class TeamModels:
         assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw its `delegate`
         # The agent keeps its own bucket across runs (S-RATE-30).
         return agent.rewritten(llm=self._limited.setdefault(own.bucket, own.around(self._model)))
+
+
+def _check_reuse(definition: EnsembleDefinition) -> None:
+    """S-USE-3."""
+    if definition.durability is not Durability.OFF:
+        return
+    for task in definition.all_tasks:
+        if task.reuse is not None:
+            raise ValidationError(
+                f"Task '{task.description}' reuses answers from the records of earlier runs, and durability is 'off'. "
+                "Use durability 'effects' or 'run', or leave out reuse"
+            )
 
 
 def _check_agents(definition: EnsembleDefinition) -> None:
@@ -298,7 +311,12 @@ def _left_to_agent(task: Task) -> str | None:
         return None
     has_runner = task.agent.runner is not None
     uses_llm = task.llm is not None and (not has_runner or task.reflection_config is not None)
-    fields = ["tools", "max_iterations", *([] if uses_llm else ["rate_limit", "llm"])]
+    fields = [
+        "tools",
+        "max_iterations",
+        *([] if uses_llm else ["rate_limit", "llm"]),
+        *(["reuse"] if has_runner else []),
+    ]
     declared = [field for field in fields if getattr(task, field)]
     if not declared:
         return None
@@ -310,7 +328,7 @@ def _left_to_agent(task: Task) -> str | None:
 
 
 def _without_effect(task: Task) -> str | None:
-    fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config")
+    fields = ("output_type", "input_guardrails", "output_guardrails", "reflection_config", "reuse")
     declared = [field for field in fields if getattr(task, field)]
     if task.agent is not None and task.llm is not None:
         declared.append("llm")

@@ -161,6 +161,7 @@ class LlmIterationCompletedEvent(Event):
     #: the provider's word; `length` if the answer was cut off; None: unknown
     finish_reason: str | None = None
     reasoning: str | None = None
+    reused: str = ""  # id of the run that the answer was taken from (S-USE-40); empty: the model was asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

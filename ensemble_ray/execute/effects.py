@@ -136,6 +136,9 @@ class ModelEffect:
     messages: tuple[CapturedMessage, ...] = ()
     model: str | None = None
     provider: str | None = None
+    reuse_digest: str = ""  # these three as in `ModelAnswered`
+    reused: str = ""
+    reused_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.latency_s = max(0.0, self.latency_s)
@@ -164,6 +167,8 @@ class ModelEffect:
             provider=self.provider,
             permit_wait=timedelta(seconds=self.waited_s) if self.waited_s else None,
             waits=tuple(map(str, self.waits)),
+            reused=self.reused,
+            reused_tokens=add_tokens(self.reused_tokens),
             tool_calls=tuple([tool.as_trace(has_parsed_input=has_parsed_inputs) for tool in self.tools]),
             messages=self.messages,
         )
@@ -319,7 +324,10 @@ class TaskEffects:
         outputs: list[int] = []
         llm_s = tools_s = 0.0
         incomplete = reasoning = 0
+        reused: list[tuple[int, ...]] = []
         for model in self.models:  # one pass: this runs for every task of every run
+            if model.reused:
+                reused.append(model.reused_tokens)
             usage = model.response.usage
             inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
             outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
@@ -337,7 +345,7 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
-        by_model = None if not self.is_chained else dict(Counter([each.model for each in self.models if each.model]))
+        by_model = None if not self.is_chained else dict(Counter([each.model for each in self.models if each.model and not each.reused]))
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -346,12 +354,15 @@ class TaskEffects:
             llm_latency=timedelta(seconds=llm_s),
             tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
-            llm_call_count=len(self.models) + len(self.sampled),
+            llm_call_count=len(self.models) - len(reused) + len(self.sampled),
             answers_by_model=by_model,
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
             incomplete_answers=incomplete,
             delegation_count=sum([each.is_started for each in self.delegations]),
+            reused_calls=len(reused),
+            reused_tokens=add_tokens(sum(reused, ())) if reused else 0,
+            reused_output_tokens=add_tokens(tokens[-1] for tokens in reused) if reused else 0,
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
             memory_retrieval_time=timedelta(seconds=0 if self.memory is None else self.memory.reading_s),
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,

@@ -373,6 +373,7 @@ class RunContext:
     tracing: RunTracing | None = None  # None: not traced
     began_at: float = 0.0  # at which the run was started or resumed, Unix time, s
     declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
+    is_fork: bool = False  # it asks for new answers (S-USE-23)
 
     @property
     def has_plan(self) -> bool:

@@ -25,6 +25,7 @@ from ensemble_ray.errors.travel import is_out_of_credit
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent, TaskTracedEvent
 from ensemble_ray.events.telemetry.listener import NO_SPAN, execution_span
 from ensemble_ray.execute.agent.loop import AgentLoop
+from ensemble_ray.execute.agent.reuse import offer_answers
 from ensemble_ray.execute.callables import check_guardrails
 from ensemble_ray.execute.effects import MemoryUse, TaskEffects, is_work, recorded_output, recorded_workers
 from ensemble_ray.execute.handler import run_handler
@@ -100,6 +101,8 @@ class TaskRunner:
             reviewed = await review_output(scope, output) if has_gates else ReviewedOutput(output)
             if order.task.reflection_config is not None and not order.is_reflected_later:
                 await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
+            if order.task.reuse is not None:
+                await offer_answers(scope)
             exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
             until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
             await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)

@@ -28,6 +28,7 @@ from ensemble_ray.ports import (
     RunMemory,
     Services,
     SpendingAccount,
+    StoredAnswers,
     ToolMetrics,
 )
 from ensemble_ray.text.foreign_text import estimate_tokens
@@ -87,6 +88,7 @@ class RunnerPorts:
     reviewer: Reviewer | None = None  # only in the process that started the run
     memory: RunMemory | None = None  # None: no memory, or its process cannot be reached
     reflections: RunReflections | None = None  # None: no reflections, or their process cannot be reached
+    answers: StoredAnswers | None = None  # None: the run is not recorded
 
 
 class Slot:

@@ -132,6 +132,9 @@ class ModelAnswered(FactData):
     #: of the model that answered; None: as the definition in the record declares it, see `recorded_names` (S-FBK-41)
     model: str | None = written(ANY, default=None, read=_text_or_none)
     provider: str | None = written(ANY, default=None, read=_text_or_none)
+    reuse_digest: str = written(TEXT, default="")  # of the whole request, if its task has `reuse` (S-USE-10)
+    reused: str = written(TEXT, default="")  # id of the run that the answer was taken from; empty: the model was asked
+    reused_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)  # input, output there
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:

@@ -24,6 +24,7 @@ from ensemble_ray.definition.task import Task, UnitOutput
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.text.foreign_text import estimate_tokens as length_tokens
+from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.task_output import TaskOutput
 
 MAP, REDUCE, FINAL, DIRECT = "map", "reduce", "final-reduce", "direct"
@@ -133,10 +134,16 @@ def static_tree(definition: MapReduceDefinition) -> StaticTree:
             return tree
 
 
+def counted_tokens(output: TaskOutput) -> int:
+    """Return the output tokens that providers counted, with those of reused answers; -1: unknown."""
+    return add_tokens((output.metrics.output_tokens, output.metrics.reused_output_tokens))
+
+
 def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
     """Return the tokens of an output (S-MR-60), and a warning if they are estimated from its length."""
-    if output.metrics.output_tokens >= 0:
-        return output.metrics.output_tokens, None
+    counted = counted_tokens(output)
+    if counted >= 0:
+        return counted, None
     if definition.token_estimator is not None:
         estimated: object = definition.token_estimator(output.raw)
         if estimated is not None:

@@ -166,6 +166,7 @@ class EventProjection:
             latency_s=answer.latency_s,
             instance=execution.id,
             reasoning=answer.reasoning,
+            reused=answer.reused,
         )
 
     def _call(self, change: history.CallEnded) -> Iterator[Message]:

@@ -25,7 +25,7 @@ from ensemble_ray.record.sqlite.file import cannot_write, last_of_run, read_all
 from ensemble_ray.record.sqlite.losses import COUNT, RECORD, make_deleted_error
 from ensemble_ray.record.stores import Ownership, RecordedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState
-from ensemble_ray.values.value import utc_now, utc_of
+from ensemble_ray.values.value import age_from, utc_now, utc_of
 
 _STANDING = {
     RunState.COMPLETED: "is finished: choose another run_id",
@@ -296,21 +296,8 @@ def _list_ids(home: Path) -> list[str]:
 
 _log = bounded_logger(__name__)
 RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
-_HOURS = {"h": 1, "d": 24, "w": 168}
-_AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")  # more digits exceed any calendar
 _PAUSE_S = 60.0  # Shortest time between two removals in one process, s. Ages are in hours.
 _ENDED = frozenset(state for state in RunState if state.is_final)
-
-
-def age_from(text: str) -> timedelta:
-    """Parse an age: `30d`, `12h`, `2w`."""
-    found = _AGE.fullmatch(text.strip().lower())
-    if found is None:
-        raise ValidationError(f"'{text}' is no age: write 30d for days, 12h for hours, 2w for weeks")
-    try:
-        return timedelta(hours=int(found[1]) * _HOURS[found[2]])
-    except OverflowError:
-        raise ValidationError(f"'{text}' is too long an age") from None
 
 
 async def prune(

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded, ReviewDecided
-from ensemble_ray.ports import Journal
+from ensemble_ray.ports import Journal, StoredAnswers
 from ensemble_ray.process.concurrency import after_fork, no_fork
 from ensemble_ray.process.config import Settings
 from ensemble_ray.record.open_reviews import Gate, Obstacle
@@ -124,7 +124,7 @@ class RunReader(Protocol):
         ...
 
 
-class RunStore(RunReader, Protocol):
+class RunStore(RunReader, StoredAnswers, Protocol):
     """All runs of one home or database. `ValidationError`: the run does not exist, or its id cannot name a record."""
 
     async def begin(

@@ -34,7 +34,9 @@ class UsageTally:
 
     Attributes:
         tokens: Input and output tokens of all executions; -1 if a provider did not count.
-        model_calls: Also answers to servers of tools.
+        model_calls: Also answers to servers of tools; without reused answers.
+        reused_calls: Answers that were taken from earlier runs (S-USE-40).
+        reused_tokens: Input and output tokens that these answers had there; -1 if a provider did not count.
         tool_calls: Started or answered, including unknown tools.
         spent_tokens: Tokens that a budget counts, including estimates.
     """
@@ -43,6 +45,8 @@ class UsageTally:
         """Start without facts; with `costs` the tally of the budget includes money."""
         self.tokens = 0
         self.model_calls = 0
+        self.reused_calls = 0
+        self.reused_tokens = 0
         self.tool_calls = 0
         self.spent_tokens = 0
         self._spent_cost = 0
@@ -73,9 +77,13 @@ class UsageTally:
                 self._preliminary.add((fact.name, fact.at))
                 self._spend_answer(answer)
             return
-        self._count_tokens(answer)
-        if not answer.is_copied:
-            self._spend_answer(answer)
+        if answer.reused:
+            self.reused_calls += 1
+            self.reused_tokens = add_tokens((self.reused_tokens, *answer.reused_tokens))
+        else:
+            self._count_tokens(answer)
+            if not answer.is_copied:
+                self._spend_answer(answer)
         instance = fact.instance
         # The model was called again, so all of them are answered.
         if uncounted := self._uncounted.pop(instance, 0):

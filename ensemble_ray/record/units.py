@@ -26,7 +26,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.stimuli import Evaluated, Stimulus
 from ensemble_ray.schedule.unit import list_shown
 from ensemble_ray.values.ids import node_key
-from ensemble_ray.values.metrics import TaskMetrics
+from ensemble_ray.values.metrics import TaskMetrics, add_tokens
 from ensemble_ray.values.task_output import (
     GraphHistory,
     GraphStep,
@@ -124,6 +124,8 @@ class LevelTally:
     output_tokens: int = 0
     unknown: int = 0
     incomplete: int = 0
+    reused_calls: int = 0
+    reused_tokens: int = 0
     uncounted: int = 0  # tasks whose tokens the provider did not count
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -134,6 +136,8 @@ class LevelTally:
         self.input_tokens += max(metrics.input_tokens, 0)
         self.output_tokens += max(metrics.output_tokens, 0)
         self.incomplete += metrics.incomplete_answers
+        self.reused_calls += metrics.reused_calls
+        self.reused_tokens = add_tokens((self.reused_tokens, metrics.reused_tokens))
         self.uncounted += metrics.llm_call_count > 0 and min(metrics.input_tokens, metrics.output_tokens) < 0
         self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
         self.ended_at = ended_at if self.ended_at is None else max(ended_at, self.ended_at)
@@ -178,6 +182,9 @@ def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
             "tool_calls": tally.tool_calls,
             "unknown_outcomes": tally.unknown,
             **({"incomplete_answers": tally.incomplete} if tally.incomplete else {}),
+            **(
+                {"reused_calls": tally.reused_calls, "reused_tokens": tally.reused_tokens} if tally.reused_calls else {}
+            ),
             "input_tokens": tally.input_tokens,
             "output_tokens": tally.output_tokens,
             "uncounted_tasks": tally.uncounted,

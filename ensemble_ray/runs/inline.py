@@ -85,6 +85,7 @@ def _runner_ports(
         reviewer=request.reviewer,
         memory=request.memory,
         reflections=request.reflections,
+        answers=None if request.store is None else store_at(request.store),
     )
 
 

@@ -277,6 +277,7 @@ def run_context_of(
     capture_mode: CaptureMode,
     log_fields: Mapping[str, str],
     tracing: RunTracing | None = None,
+    is_fork: bool = False,
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
     plan, limit = planned.plan, definition.delegation_timeout
@@ -317,6 +318,7 @@ def run_context_of(
         tracing=tracing,
         began_at=time.time(),
         declared_model=NO_NAMES if plan.nodes else declared_names(definition.llm, model_names(definition.llm)),
+        is_fork=is_fork,
     )
 
 
@@ -334,6 +336,7 @@ def request_of(
         capture_mode=capture_mode,
         log_fields=scope.log_fields,
         tracing=scope.tracing,
+        is_fork=scope.resumption is not None and scope.resumption.header.forked_from is not None,
     )
     store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(

@@ -229,6 +229,8 @@ class RunRow(StudioSchema):
     duration_ms: int | None = None
     tokens: int | None = None
     estimated_tokens: int | None = None  # by the budget, if a provider did not report the tokens of each call
+    reused_calls: int = 0  # answers of earlier runs
+    reused_tokens: int | None = None  # that they had there, not part of `tokens`
     cost: CostSchema | None = None
     attempts: int = 1  # starts: 1, and 1 for each resume
     can_resume: bool = False  # its record has what a command needs to resume it
@@ -586,6 +588,8 @@ class AnswerSchema(StudioSchema):
     model: str | None = None
     started_at: Millis | None = None
     attempts: ModelAttempts | None = None  # null: one attempt, without a wait
+    reused: str | None = None  # run that the answer was taken from; null: the model was asked
+    reused_tokens: int | None = None  # input and output that it had there
 
 
 class ToolCallDetail(StudioSchema):

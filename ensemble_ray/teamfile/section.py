@@ -43,7 +43,7 @@ from ensemble_ray.teamfile.document import (
 )
 from ensemble_ray.teamfile.references import Expected, find_permitted, is_reference, make_importable
 from ensemble_ray.text.foreign_text import header_flaw
-from ensemble_ray.values.value import Value, find_own_name
+from ensemble_ray.values.value import AGE_PATTERN, Value, age_from, find_own_name
 
 _MAX_REFERENCES = 1_000  # in one file: each costs a search on the disk
 
@@ -168,6 +168,13 @@ Text = Annotated[str, PlainValidator(require_text, json_schema_input_type=str)]
 Flag = Annotated[bool, plain(bool, "true or false")]
 Whole = Annotated[int, plain(int, "a whole number")]
 Number = Annotated[float, plain(float, "a number")]
+Age = Annotated[
+    timedelta,
+    PlainValidator(
+        lambda node: age_from(require_text(node)),
+        json_schema_input_type=Annotated[str, Field(pattern=f"^{AGE_PATTERN}$")],
+    ),
+]
 #: relative to the team file's directory
 PathText = Annotated[
     Path,

@@ -50,6 +50,7 @@ from ensemble_ray.teamfile.fields import (
 )
 from ensemble_ray.teamfile.references import is_reference
 from ensemble_ray.teamfile.section import (
+    Age,
     CallableName,
     FileSection,
     Flag,
@@ -225,6 +226,9 @@ class ItemTaskKeys(FileSection):
         "Pictures, audio and files for the model: paths or URLs, or sections with image, audio or file. Templates as well."
     )
     handler: HandlerName = key("Does the task without a model, as module:function.")
+    reuse: Age = key(
+        "Age of answers of earlier runs that replace an identical request: 7d, 12h, 30m, 2w or 90s; default: none."
+    )
     reflection_config: ReflectionName = key(
         "Whether the model reflects on its outputs to improve later runs: true, or a section with a model or a strategy."
     )

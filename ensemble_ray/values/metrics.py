@@ -135,6 +135,9 @@ class TaskMetrics(Value):
     retry_count: int = 0  # model calls after failures of their provider (S-DUR-66)
     incomplete_answers: int = 0  # cut off or empty; without those that a retry replaced (S-MET-18)
     delegation_count: int = 0
+    reused_calls: int = Field(default=0, exclude_if=not_)  # answers of earlier runs, in no other number (S-USE-40)
+    reused_tokens: int = Field(default=0, exclude_if=not_)  # input and output that these answers had there
+    reused_output_tokens: int = Field(default=0, exclude_if=not_)  # the output alone
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None
 
@@ -146,7 +149,7 @@ class TaskMetrics(Value):
         return self.model_copy(update=sums.fields)
 
 
-_TOKENS = ("input_tokens", "output_tokens", "total_tokens")
+_TOKENS = ("input_tokens", "output_tokens", "total_tokens", "reused_tokens", "reused_output_tokens")
 _SUMMED = tuple(
     name
     for name in TaskMetrics.model_fields
@@ -188,6 +191,8 @@ class ExecutionMetrics(Value):
     total_tool_calls: int = 0
     total_delegations: int = 0
     total_incomplete_answers: int = 0
+    total_reused_calls: int = Field(default=0, exclude_if=not_)
+    total_reused_tokens: int = Field(default=0, exclude_if=not_)
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     task_metrics: Mapping[str, TaskMetrics] = {}  # by role; the last task of a role wins (S-MET-23)
     metrics_by_task: Mapping[str, TaskMetrics] = {}  # by key in the plan, in execution order (S-MET-27)
@@ -265,6 +270,8 @@ class MetricsSum:
             total_tool_calls=found.tool_call_count,
             total_delegations=found.delegation_count,
             total_incomplete_answers=found.incomplete_answers,
+            total_reused_calls=found.reused_calls,
+            total_reused_tokens=found.reused_tokens,
             memory_operations=found.memory_operations,
             task_metrics=dict(self._by_role),
             metrics_by_task={},

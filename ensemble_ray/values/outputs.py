@@ -175,7 +175,13 @@ class EnsembleOutput(Shown):
 
     def text_and_figures(self) -> tuple[str, str]:
         found = self.metrics
-        line = figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
+        line = figures(
+            len(self.task_outputs),
+            found.total_llm_call_count,
+            found.total_tokens,
+            self.total_duration,
+            reused=found.total_reused_calls,
+        )
         if self.failed_items:
             line += f", {count(len(self.failed_items), 'failed item')}"
         if self.exit_reason is ExitReason.WAITING:

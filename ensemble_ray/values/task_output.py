@@ -51,12 +51,14 @@ class Shown(Value):
         printer.text(str(self))
 
 
-def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta) -> str:
+def figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta, *, reused: int = 0) -> str:
     """Return a line of figures, without unknown tokens."""
     parts = [] if tasks is None else [count(tasks, "task")]
     parts.append(count(model_calls, "model call"))
     if tokens >= 0:
         parts.append(count(tokens, "token"))
+    if reused:
+        parts.append(count(reused, "reused answer"))
     return ", ".join((*parts, f"{duration.total_seconds():.1f} s"))
 
 
@@ -103,7 +105,9 @@ class TaskOutput(Shown, Generic[Parsed_co]):
 
     def text_and_figures(self) -> tuple[str, str]:
         found = self.metrics
-        return self.raw, figures(None, found.llm_call_count, found.total_tokens, self.duration)
+        return self.raw, figures(
+            None, found.llm_call_count, found.total_tokens, self.duration, reused=found.reused_calls
+        )
 
     @property
     def text(self) -> str:

@@ -190,6 +190,9 @@ class LlmInteraction(Value):
     permit_wait: timedelta | None = Field(default=None, exclude_if=_is_none)
     #: failed attempts before it, and other waits, as short texts (S-DUR-66)
     waits: tuple[str, ...] = Field(default=(), exclude_if=not_)
+    #: id of the run that the answer was taken from (S-USE-40); its tokens are then 0
+    reused: str = Field(default="", exclude_if=not_)
+    reused_tokens: int = Field(default=0, exclude_if=not_)  # input and output that it had there
     tool_calls: tuple[ToolCallTrace, ...] = ()
     messages: tuple[CapturedMessage, ...] = ()  # capture mode standard or full
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -129,6 +130,23 @@ def find_own_name(kind: type[object], name: str) -> str:
         if own is not None:
             return f"Here it is called '{own}'" if own.isidentifier() else own.format(name=name)
     return ""
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+AGE_PATTERN = r"[0-9]{1,12}\s*[smhdw]"  # more digits exceed any calendar
+
+
+def age_from(text: str) -> timedelta:
+    """Parse an age: `7d`, `12h`, `30m`, `2w`, `90s`."""
+    plain = text.strip().lower()
+    if not re.fullmatch(AGE_PATTERN, plain):
+        raise ValidationError(
+            f"'{text}' is no age: write 30d for days, 12h for hours, 2w for weeks, 30m for minutes, 90s for seconds"
+        )
+    try:
+        return timedelta(seconds=int(plain[:-1]) * _SECONDS[plain[-1]])
+    except OverflowError:
+        raise ValidationError(f"'{text}' is too long an age") from None
 
 
 def _as_duration(value: object) -> object:

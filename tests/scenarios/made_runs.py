@@ -306,6 +306,36 @@ def _aided(make: Maker) -> Iterator[MadeRun]:
 
 
 #: Runs by what they are about; each makes its own in an empty folder.
+def _reused(make: Maker) -> Iterator[MadeRun]:
+    """Run a team twice: its second run takes all answers from the first; kill it, and fork it."""
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    def team() -> Any:
+        lead = agent(ScriptedModel(call("look"), answer("looked"), otherwise=_plain), "Lead", tools=[look])
+        writer = agent(ScriptedModel(otherwise=_plain), "Writer")
+        first = task("find", lead, name="find", reuse="1d")
+        return Ensemble(tasks=[first, task("write", writer, name="write", context=[first], reuse="1d")])
+
+    def mapped() -> Any:
+        clerk = agent(ScriptedModel(otherwise=_plain), "Clerk")
+        return MapEnsemble(items=["a", "b"], map_task=lambda item: task(str(item), clerk, reuse="1d"))
+
+    yield make.run("asked", team())
+    again = make.run("reused", team())
+    assert again.trace is not None
+    assert (again.trace.metrics.total_llm_call_count, again.trace.metrics.total_reused_calls) == (0, 3)
+    yield again
+    for part in (0.3, 0.6, 0.9):
+        yield make.kill(again, part, team())
+    yield make.fork("forked", "reused", "write", team())
+    yield make.run("asked-map", mapped())
+    yield make.run("reused-map", mapped())
+
+
 STORIES: Mapping[str, Callable[[Maker], Iterator[MadeRun]]] = {
     "finished": _finished,
     "failed and forked": _failed,
@@ -316,4 +346,5 @@ STORIES: Mapping[str, Callable[[Maker], Iterator[MadeRun]]] = {
     "cancelled": _cancelled,
     "reviewed": _reviewed,
     "aided": _aided,
+    "reused": _reused,
 }

@@ -92,7 +92,7 @@ def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
     assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
 
 
-@pytest.mark.parametrize("name", ["fan-out-0ms", "remembering", "approved"])
+@pytest.mark.parametrize("name", ["fan-out-0ms", "remembering", "approved", "reuse-1k"])
 def test_jobs_make_the_calls_that_the_work_needs_when_they_run_in_one_process(name: str) -> None:
     """As `measure` counts them, which starts a process for each variant."""
     scenario = scenario_named(name).resize(10)
@@ -105,8 +105,9 @@ def test_jobs_make_the_calls_that_the_work_needs_when_they_run_in_one_process(na
                 url=server.base_url, runtime="inline", size=10, durability=durability, extra=dict(scenario.extra)
             )
             with make(setting) as one_round:
+                before = len(server.requests)  # an earlier run may be a part of the job
                 assert one_round() > 0
-            assert (variant, len(server.requests)) == (variant, scenario.requests_of(variant))
+            assert (variant, len(server.requests) - before) == (variant, scenario.requests_of(variant))
 
 
 def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work_needs() -> None:

@@ -26,6 +26,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, task
 from tests.serve.conftest import Connect
 from tests.serve.teams import INPUTS, pair, summaries
 
@@ -80,6 +81,17 @@ async def test_unknown_token_counts_are_null(connect: Connect) -> None:
         body = (await client.post("/runs?wait=60", json={"inputs": INPUTS})).json()["result"]
     assert body["metrics"]["total_tokens"] is None
     assert body["tasks"][0]["metrics"]["input_tokens"] is None
+
+
+async def test_reused_answers_have_numbers_of_their_own(connect: Connect) -> None:
+    """S-USE-40: left out where there are none."""
+    model = ScriptedModel(ChatResponse(text="a", usage=TokenUsage(7, 3)))
+    async with connect(Ensemble(tasks=[task("say", agent(model), reuse="1d")])) as client:
+        answers = [await client.post("/runs?wait=60", json={}) for _ in range(2)]
+    found = [each.json()["result"]["metrics"] for each in answers]
+    assert (found[0]["llm_calls"], found[0]["total_tokens"], "reused_calls" in found[0]) == (1, 10, False)
+    assert (found[1]["llm_calls"], found[1]["total_tokens"]) == (0, 0)
+    assert (found[1]["reused_calls"], found[1]["reused_tokens"]) == (1, 10)
 
 
 class Note(BaseModel):

@@ -79,6 +79,22 @@ def test_reasoning_is_shown_apart_from_the_answer(serve: Serve, tmp_path: Path) 
     assert client.get(f"{step}/text", params={"field": "answers.0.reasoning"}).text == thought.strip()
 
 
+def test_reused_answers_are_shown_apart_from_asked_ones(serve: Serve, tmp_path: Path) -> None:
+    """S-USE-40: the run of the answer, its tokens there, and their sum for the run."""
+    model = ScriptedModel(ChatResponse(text="42", usage=TokenUsage(7, 5)))
+    for run_id in ("first", "second"):
+        one_task(tmp_path, run_id, model, reuse="1d")
+    client = serve(tmp_path)
+    asked, reused = (
+        client.get(f"{API}/runs/{run_id}/steps/say%230").json()["answers"][0] for run_id in ("first", "second")
+    )
+    assert (asked["reused"], asked["input_tokens"]) == (None, 7)
+    assert (reused["reused"], reused["reused_tokens"], reused["input_tokens"]) == ("first", 12, 0)
+    rows = {row["run_id"]: row for row in client.get(f"{API}/runs").json()["runs"]}
+    shown = {run_id: (row["tokens"], row["reused_calls"], row["reused_tokens"]) for run_id, row in rows.items()}
+    assert shown == {"first": (12, 0, 0), "second": (None, 1, 12)}
+
+
 def test_runs_are_listed_newest_first_page_by_page(serve: Serve, runs: Path) -> None:
     """S-STU-2: pages have each run once; the last one has no cursor."""
     client = serve(runs)

@@ -480,10 +480,9 @@ def prune(
     By default of runs that completed, failed, spent their budget or were cancelled; --state selects other states. Running
     ones are never removed. ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
     """
-    from ensemble_ray.record.runs import age_from
     from ensemble_ray.record.runs import prune as remove
     from ensemble_ray.values.outputs import RunState
-    from ensemble_ray.values.value import utc_now
+    from ensemble_ray.values.value import age_from, utc_now
 
     age = age_from(older_than)
     chosen = [RunState(state) for state in sorted(states_of(states or ()))]

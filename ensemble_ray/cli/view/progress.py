@@ -146,6 +146,7 @@ class TaskProgress:
         self._has_units = False  # tasks may run more than once, so that the number of executions is unknown
         self.total_tasks = self.done = self.failed = 0
         self.model_calls = self.tool_calls = self.calls_open = self.input_tokens = self.output_tokens = 0
+        self.reused = 0  # answers of earlier runs
         self.delegations = self.refusals = self.failed_delegations = 0
         self._running: dict[str, RunningTask] = {}
         self._ended: set[str] = set()
@@ -205,7 +206,10 @@ class TaskProgress:
             case events.LlmIterationCompletedEvent():
                 self.calls_open = max(0, self.calls_open - 1)
                 self._last_call_at = at
-                self.model_calls += 1
+                if event.reused:
+                    self.reused += 1
+                else:
+                    self.model_calls += 1
                 self.input_tokens += event.input_tokens
                 self.output_tokens += event.output_tokens
             case events.ToolCallEvent():
@@ -288,6 +292,8 @@ class TaskProgress:
         # A record has no start times of calls.
         rate = "" if self.model_calls and self._first_call_at is None else f", {self.tokens_per_s(at):.0f} tokens/s"
         parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens{rate}")
+        if self.reused:
+            parts.append(count_noun(self.reused, "reused answer"))
         if self.tool_calls:
             parts.append(count_noun(self.tool_calls, "tool call"))
         if self.delegations or self.refusals:

@@ -190,6 +190,7 @@ def _json(value: object) -> str:
 
 
 RUN_ID, INSTANCE, STATUS = "ensemble_ray.run.id", "ensemble_ray.task.instance", "ensemble_ray.task.status"
+REUSED = "ensemble_ray.model.reused"  # id of the run that an answer was taken from
 _OUTCOME = "ensemble_ray.tool.outcome"
 _ROUND = re.compile(r"(?:loop|phase|graph):[^/]*#\d+")
 
@@ -212,8 +213,8 @@ def task_spans(event: TaskTracedEvent, content: Content = Content.NO_CONTENT) ->
 
 
 def new_interactions(event: TaskTracedEvent) -> list[LlmInteraction]:
-    """Return the model calls that no earlier beginning of the run has reported (S-INT-36)."""
-    return [each for each in event.trace.llm_interactions if _is_new(event, each.started_at)]
+    """Return the model calls that no earlier beginning of the run has reported (S-INT-36), without reused answers."""
+    return [each for each in event.trace.llm_interactions if not each.reused and _is_new(event, each.started_at)]
 
 
 def _is_new(event: TaskTracedEvent, at: datetime) -> bool:
@@ -289,13 +290,14 @@ def _chat(event: TaskTracedEvent, interaction: LlmInteraction, content: Content)
         gen_ai.INPUT_TOKENS: _drop_unknown(interaction.input_tokens),
         gen_ai.OUTPUT_TOKENS: _drop_unknown(interaction.output_tokens),
         gen_ai.FINISH_REASONS: (finish_reason(interaction),),
+        REUSED: interaction.reused or None,
     }
     ended_at = interaction.completed_at.timestamp()
     said = {} if content is Content.NO_CONTENT else chat_content(event.trace, index, event.call_ids)
     attributes, events = place_content(said, content, at=ended_at)
     return SpanData(
         name=f"{gen_ai.CHAT} {interaction.model or ''}".rstrip(),
-        kind="client",
+        kind="internal" if interaction.reused else "client",
         trace_id=tracing.trace_id,
         span_id=tracing.effect_span(effect_name(event.instance, index)),
         parent_id=tracing.execution_span(event.instance),

@@ -425,6 +425,9 @@ def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) ->
         waited_s=effect.waited_s,
         model=None if effect.model == declared.model else effect.model,
         provider=None if effect.provider == declared.provider else effect.provider,
+        reuse_digest=effect.reuse_digest,
+        reused=effect.reused,
+        reused_tokens=effect.reused_tokens,
     )
 
 
@@ -448,6 +451,9 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         waited_s=answer.waited_s,
         model=answer.model,
         provider=answer.provider,
+        reuse_digest=answer.reuse_digest,
+        reused=answer.reused,
+        reused_tokens=answer.reused_tokens,
     )
 
 

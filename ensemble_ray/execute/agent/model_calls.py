@@ -30,6 +30,7 @@ from ensemble_ray.execute.agent.attempts import (
     key_at,
     repeat_text,
 )
+from ensemble_ray.execute.agent.reuse import AnswerReuse
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.attachments import check_messages, load_messages, without_contents
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
@@ -80,6 +81,9 @@ class ModelCalls:
         self._effects.is_chained = chain is not None
         self._names = model_names(model)
         self._declared = declared_model(scope, model, self._names)
+        self._reuse: AnswerReuse | None = None  # None: the task always asks its model
+        if scope.order.task.reuse is not None and self._runner is None:
+            self._reuse = AnswerReuse(scope, agent.llm, keep_reasoning=agent.keep_reasoning)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
@@ -133,14 +137,22 @@ class ModelCalls:
             if self._runner is not None:
                 self._runner.recall(turn)
         else:
+            digest, reused = "", None
             lost = None if self._runner is None else await self._runner.settle(turn)
-            if any(message.attachments for message in messages):
+            if self._reuse is not None:
+                schema = None if self._structured is None else self._structured[1]
+                digest = self._reuse.digest(name, request_digest, tools, schema)
+                reused = await self._take(self._reuse, digest, self._stream if is_streaming else None)
+            if reused is None and any(message.attachments for message in messages):
                 messages = await self._with_contents(messages)
-            effect = lost or await self._send(name, messages, tools, is_streaming=is_streaming)
+            effect = lost or reused or await self._send(name, messages, tools, is_streaming=is_streaming)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
-            effect.model, effect.provider = self._names if self._chain is None else self._chain.names
+            if reused is None:
+                effect.model, effect.provider = self._names if self._chain is None else self._chain.names
+                # The digest is of the first model of a chain.
+                effect.reuse_digest = digest if (effect.model, effect.provider) == self._names else ""
             # The next request may precede this answer's commit (S-DUR-2).
             await self._scope.note(
                 name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at
@@ -184,6 +196,7 @@ class ModelCalls:
                 latency=timedelta(seconds=effect.latency_s),
                 finish_reason=response.finish_reason,
                 reasoning=response.reasoning,
+                reused=effect.reused,
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -202,6 +215,18 @@ class ModelCalls:
         """Return the problem of a cut-off last answer, else ""."""
         reason = incomplete_reason(self._effects.models[-1].response) if self._effects.models else None
         return "" if reason in {None, "empty"} else incomplete_text(self._order.agent_role, str(reason))
+
+    async def _take(self, reuse: AnswerReuse, digest: str, stream: StreamingChatModel | None) -> ModelEffect | None:
+        """Return an answer of an earlier run; a stream has it as one piece (S-USE-30)."""
+        effect = await reuse.find(digest)
+        if effect is None:
+            return None
+        effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
+        self._effects.attempts, self._effects.waits = 0, ()
+        if stream is not None:
+            parts = ((effect.response.reasoning, True), (effect.response.text, False))
+            self._send_pieces([(text, is_reasoning) for text, is_reasoning in parts if text], [])
+        return effect
 
     async def _complete(
         self, effect: ModelEffect, name: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]

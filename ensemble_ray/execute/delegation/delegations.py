@@ -200,7 +200,11 @@ class Delegations:
             instance=instance,
             epoch=self._order.epoch,
             index=0,
-            task=Task(description=decision.request.task_description, expected_output=EXPECTED_OUTPUT),
+            task=Task(
+                description=decision.request.task_description,
+                expected_output=EXPECTED_OUTPUT,
+                reuse=self._order.task.reuse,
+            ),
             agent_key=worker.key,
             agent_role=worker.role,
             is_streaming=worker.is_streaming,

@@ -211,6 +211,26 @@ async def ensure_schema(connection: Connection, location: str) -> None:
         await connection.execute(_RAISE_FORMAT, [FORMAT])
 
 
+#: Created with the first offered answer: most databases have none.
+_ANSWERS = """
+CREATE TABLE IF NOT EXISTS ensemble_ray.answers (
+    digest text PRIMARY KEY, run_id text NOT NULL, name text NOT NULL, at double precision NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answers_of_run ON ensemble_ray.answers (run_id);
+"""
+
+
+async def has_answers(connection: Connection) -> bool:
+    row = await (await connection.execute("SELECT to_regclass('ensemble_ray.answers') IS NOT NULL")).fetchone()
+    return row is not None and bool(row[0])
+
+
+async def create_answers(connection: Connection) -> None:
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        await connection.execute(_ANSWERS)
+
+
 T = TypeVar("T")
 
 _log = bounded_logger(__name__)

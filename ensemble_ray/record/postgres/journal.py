@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import OfferedAnswer, Persistence
 from ensemble_ray.record.journal import REFERENCE, SOON_S, EpochFence, accepted_loss, data_of, missing_text, text_of
 from ensemble_ray.record.stores import resume_advice
 from ensemble_ray.values.ids import RUN
@@ -184,6 +185,17 @@ SELECT data FROM ensemble_ray.facts WHERE run_id = %s AND instance = %s
 _BODIES = """
 SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(%b)
 """
+#: The last answer with the name that the newest entry of a digest names.
+_ANSWER = """
+SELECT f.run_id, f.seq, f.kind, f.name, f.at, f.epoch, f.data FROM ensemble_ray.answers a
+JOIN ensemble_ray.facts f ON f.run_id = a.run_id AND f.instance = regexp_replace(a.name, '/[^/]*/[^/]*$', '')
+    AND f.name = a.name AND f.kind = 'model'
+WHERE a.digest = %s AND a.at >= %s AND a.run_id <> %s ORDER BY f.seq DESC LIMIT 1
+"""
+_OFFER = """
+INSERT INTO ensemble_ray.answers (digest, run_id, name, at) VALUES (%s, %s, %s, %s)
+ON CONFLICT (digest) DO UPDATE SET run_id = excluded.run_id, name = excluded.name, at = excluded.at
+"""
 
 _STORE_CONTENT = """
 INSERT INTO ensemble_ray.bodies
@@ -256,6 +268,24 @@ async def read_facts(connection: Connection, run_id: str, location: str, *, inst
     else:
         cursor = await connection.execute(_OF_INSTANCE, [run_id, text_of_name(instance)])
     return await with_bodies(connection, run_id, location, await cursor.fetchall())
+
+
+async def find_answer(
+    connection: Connection, digest: str, since: float, run_id: str, location: str
+) -> Fact[ModelAnswered] | None:
+    cursor = await connection.execute(_ANSWER, [digest, since, run_id])
+    rows = await cursor.fetchall()
+    if not rows:
+        return None
+    (found,) = await with_bodies(connection, rows[0][0], location, [row[1:] for row in rows])
+    # The run may have been removed, and another run may have its id.
+    answer = cast("Fact[ModelAnswered]", found)
+    return answer if answer.data.reuse_digest == digest else None
+
+
+async def offer_answers(connection: Connection, run_id: str, answers: Sequence[OfferedAnswer]) -> None:
+    rows = [(digest, run_id, text_of_name(name), at) for digest, name, at in sorted(answers)]  # all lock in this order
+    await connection.cursor().executemany(_OFFER, rows)
 
 
 async def read_page(
@@ -383,9 +413,12 @@ class PostgresWriter:
         if begun is not None:
             self.attach((run, begun))
             return run, begun
+        await self.release_unused()
+        return None
+
+    async def release_unused(self) -> None:
         if not self._users and self._task is None:
             await self._release()
-        return None
 
     async def detach(self, target: BegunRun) -> None:
         left = self._users.get(target, 0) - 1

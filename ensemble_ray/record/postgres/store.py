@@ -14,20 +14,21 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted, ReviewDecided, RunEnded
-from ensemble_ray.ports import Persistence
+from ensemble_ray.ports import OfferedAnswer, Persistence
 from ensemble_ray.process.concurrency import after_fork
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.postgres import journal as records
-from ensemble_ray.record.postgres.database import Connection, Database
+from ensemble_ray.record.postgres.database import Connection, Database, create_answers, has_answers
 from ensemble_ray.record.postgres.journal import Append, BegunRun, PostgresJournal, PostgresWriter, text_of_name
 from ensemble_ray.record.runs import check_run_id, chosen_id, describe_conflict
 from ensemble_ray.record.stores import PAGE, GatesOfRun, OwnedRun, RecordedRun, pages
@@ -349,6 +350,7 @@ async def _rows(
     return await (await connection.execute(query, values)).fetchall()
 
 
+T = TypeVar("T")
 PATIENCE_S = 10.0  # How long a running operation waits for a server that cannot be reached, s.
 #: By event loop and database, shared by all journals of this process.
 _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, PostgresWriter]] = weakref.WeakKeyDictionary()
@@ -525,11 +527,36 @@ class PostgresStore:
                 await records.commit_group(connection, records.render([entry], {}), uuid4())
         return None
 
+    async def find_answer(self, digest: str, *, since: float, run_id: str) -> Fact[ModelAnswered] | None:
+        async def find(connection: Connection) -> Fact[ModelAnswered] | None:
+            if not await has_answers(connection):
+                return None
+            return await records.find_answer(connection, digest, since, run_id, self._database.location)
+
+        return await self._use_answers(find)
+
+    async def offer_answers(self, run_id: str, answers: Sequence[OfferedAnswer]) -> None:
+        async def offer(connection: Connection) -> None:
+            if not await has_answers(connection):
+                await create_answers(connection)
+            await records.offer_answers(connection, run_id, answers)
+
+        await self._use_answers(offer)
+
     async def delete(self, run_id: str) -> None:
         with self._database.translated_errors():
             async with await self._database.connect() as connection, connection.transaction():
                 await _lock(connection, run_id, self._database.location, is_free=True)
                 await _delete(connection, run_id)
+                if await has_answers(connection):
+                    await connection.execute("DELETE FROM ensemble_ray.answers WHERE run_id = %s", [run_id])
+
+    async def _use_answers(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        writer = self._writer()  # many tasks share its connection
+        try:
+            return await writer.using(operation)
+        finally:
+            await writer.release_unused()
 
     @contextlib.asynccontextmanager
     async def _connection_to_own(self) -> AsyncGenerator[Connection]:

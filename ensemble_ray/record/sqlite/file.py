@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 from zlib import crc32
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
@@ -68,6 +69,14 @@ def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
 def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
     """Return the committed facts of one instance without stimuli, and the facts of accepted losses."""
     return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LossAccepted.FENCE))
+
+
+def read_answer(directory: Path, run_id: str, name: str) -> Fact[ModelAnswered] | None:
+    """Return the last committed answer with that name."""
+    found = _read(
+        directory, run_id, "WHERE instance = ? AND name = ? AND kind = 'model'", (name.rsplit("/", 2)[0], name)
+    )
+    return cast("Fact[ModelAnswered]", found[-1]) if found else None
 
 
 def read_content(directory: Path, digest: str) -> bytes | None:

@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted, ReviewDecided
+from ensemble_ray.ports import OfferedAnswer
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.journal import body_digest, text_of
 from ensemble_ray.record.open_reviews import END_KINDS, Gate, Obstacle, ends_of_open, fold_gates, obstacle_at
 from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs
+from ensemble_ray.record.sqlite.answers import index_of
 from ensemble_ray.record.sqlite.file import (
     SqliteFile,
     cannot_write,
     facts_in,
     last_seq,
     loss_in,
+    read_answer,
     read_content,
     read_from,
     read_instance,
@@ -187,8 +191,23 @@ class SqliteStore:
         directory = existing_run(run_id, self._home)
         return await threads.run(_record_decision, directory, gate, decision, patience_s=self._patience_s)
 
+    async def find_answer(self, digest: str, *, since: float, run_id: str) -> Fact[ModelAnswered] | None:
+        return await threads.run(self._find_answer, digest, since, run_id)
+
+    async def offer_answers(self, run_id: str, answers: Sequence[OfferedAnswer]) -> None:
+        await threads.run(index_of(self._home).add, run_id, answers)
+
     async def delete(self, run_id: str) -> None:
         await threads.run(existing_run(run_id, self._home).delete)
+        await threads.run(index_of(self._home).drop, run_id)
+
+    def _find_answer(self, digest: str, since: float, run_id: str) -> Fact[ModelAnswered] | None:
+        found = index_of(self._home).find(digest, since, run_id)
+        if found is None:
+            return None
+        answer = read_answer(RunDirectory(self._home, found[0]).path, *found)
+        # The run may have been removed, and another run may have its id.
+        return answer if answer is not None and answer.data.reuse_digest == digest else None
 
     def _gates(self) -> list[GatesOfRun]:
         found: list[GatesOfRun] = []

@@ -33,6 +33,7 @@ from ensemble_ray.record.units import LevelTally, tally_data
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.record.view import tree
 from ensemble_ray.record.view.tree import TreeRow, row_text
+from ensemble_ray.values.metrics import add_tokens
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 
@@ -125,6 +126,9 @@ class MapReduceView:
                 tree.format_count(self._recovery.items.count, "item"),
                 tree.format_count(calls, "model call"),
                 tree.format_tokens(asked, answered),
+                *tree.format_reused(
+                    sum(tally.reused_calls for tally in levels), add_tokens(tally.reused_tokens for tally in levels)
+                ),
             ),
             is_bad=bool(failures) or any(tally.unknown for tally in levels),
         )

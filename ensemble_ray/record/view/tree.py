@@ -132,6 +132,16 @@ def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int =
     return f"{counts[0]} + {counts[1]} tokens{thought}"
 
 
+def format_reused(answers: int, tokens: int) -> Iterator[str]:
+    """Yield how many answers of earlier runs were reused, if any (S-USE-40)."""
+    if answers:
+        yield f"{format_count(answers, 'reused answer')} ({_format_known(tokens)})"
+
+
+def _format_known(tokens: int) -> str:
+    return format_count(tokens, "token") if tokens >= 0 else "? tokens"
+
+
 def branch_lines(depths: Sequence[int]) -> list[str]:
     """Return the prefixes of rows, with a line for the depths that have later rows."""
     found: list[str] = []
@@ -331,6 +341,7 @@ def level_row(tally: LevelTally) -> TreeRow:
             format_count(tally.model_calls, "model call"),
             format_tokens(tally.input_tokens, tally.output_tokens),
         ]
+    details += format_reused(tally.reused_calls, tally.reused_tokens)
     if tally.uncounted:
         details.append(f"tokens of {format_count(tally.uncounted, 'task')} unknown")
     if tally.tool_calls:
@@ -364,6 +375,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     yield format_count(metrics.total_llm_call_count, "model call")
     yield from _answers_by_model(metrics.answers_by_model)
     yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens, metrics.total_reasoning_tokens)
+    yield from format_reused(metrics.total_reused_calls, metrics.total_reused_tokens)
     if metrics.total_incomplete_answers:
         yield format_count(metrics.total_incomplete_answers, "incomplete answer")
     if metrics.total_tool_calls:
@@ -399,6 +411,7 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
         yield format_count(metrics.llm_call_count, "model call")
         yield from _answers_by_model(metrics.answers_by_model)
         yield format_tokens(metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens)
+    yield from format_reused(metrics.reused_calls, metrics.reused_tokens)
     if metrics.retry_count:
         yield f"{metrics.retry_count:,} made again"
     if metrics.incomplete_answers:
@@ -438,7 +451,9 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
             format_seconds(interaction.latency),
             *(() if waited is None else (f"{format_seconds(waited)} of it for a permit",)),
             *_count_and_last("wait", interaction.waits),
-            format_tokens(interaction.input_tokens, interaction.output_tokens, interaction.reasoning_tokens),
+            f"reused from run {row_text(interaction.reused, _TITLE)} ({_format_known(interaction.reused_tokens)})"
+            if interaction.reused
+            else format_tokens(interaction.input_tokens, interaction.output_tokens, interaction.reasoning_tokens),
             *(() if reason is None else (reason,)),
         ),
         is_bad=reason is not None,

@@ -25,6 +25,7 @@ from ensemble_ray.plan.map_reduce_factories import (
     ItemLoop,
     Made,
     apply_process_settings,
+    counted_tokens,
     estimate_tokens,
     make_direct_in_run,
     make_maps_in_run,
@@ -522,7 +523,7 @@ class TokenCounts:
         definition = self._definition
         if definition is None:
             return 0
-        if definition.token_estimator is not None and output.metrics.output_tokens < 0:
+        if definition.token_estimator is not None and counted_tokens(output) < 0:
             return None
         return self._warn_once(*estimate_tokens(output, definition))
 

@@ -213,6 +213,8 @@ class RunTotals:
             duration_ms=None if ended is None else max(0, ended - as_millis(self.head.started_at)),
             tokens=self.tokens,
             estimated_tokens=(self.usage.spent_tokens or None) if self.tokens is None else None,
+            reused_calls=self.usage.reused_calls,
+            reused_tokens=self.usage.reused_tokens if self.usage.reused_tokens >= 0 else None,
             attempts=self.head.beginnings + 1,
             can_resume=self.resume_obstacle(summary) is None,
             cost=None if self.cost is None else schemas.CostSchema(amount=f"{self.cost:f}", currency=self.currency),

@@ -132,7 +132,7 @@ class ShownStep:
 
     def _add_answer(self, answer: ModelAnswered) -> None:
         self._begin(answer.started_at)
-        self.model_calls += 1
+        self.model_calls += not answer.reused
         self._count(int(answer.input_tokens), int(answer.output_tokens))
         asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
         if answer.waited_s:
@@ -469,6 +469,8 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.Ans
         model=answer.model or model,
         started_at=as_millis(answer.started_at),
         attempts=_attempts(answer, answer.retries + 1),
+        reused=answer.reused or None,
+        reused_tokens=None if (tokens := add_tokens(answer.reused_tokens)) < 0 else tokens,
     )
 
 

@@ -23,7 +23,7 @@ from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts, RunReflections, spending_here
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.llm.limits.limiter import process_limiter
-from ensemble_ray.ports import DriverServices, Persistence, Reviewer, RunMemory, Services
+from ensemble_ray.ports import DriverServices, Persistence, Reviewer, RunMemory, Services, StoredAnswers
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
 from tests.ensemble_ray.tools.doubles import PoolHere
@@ -86,6 +86,7 @@ class Bench:
         reviewer: Reviewer | None = None,
         memory: RunMemory | None = None,
         reflections: RunReflections | None = None,
+        answers: StoredAnswers | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000.0)
         self.journal = journal or MemoryJournal("run", known)
@@ -113,6 +114,7 @@ class Bench:
             reviewer=reviewer,
             memory=memory,
             reflections=reflections,
+            answers=answers,
         )
         self.runner = TaskRunner(context, ports, self.agents)
 

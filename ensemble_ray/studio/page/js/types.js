@@ -21,6 +21,8 @@
  * @property {number|null} duration_ms
  * @property {number|null} tokens
  * @property {number|null} [estimated_tokens]
+ * @property {number} [reused_calls]
+ * @property {number|null} [reused_tokens]
  * @property {Cost|null} cost
  * @property {number} [attempts]
  * @property {boolean} [can_resume]
@@ -133,7 +135,7 @@
 /** @typedef {{id: string, name: string, arguments: string}} RequestedCall */
 /** @typedef {{cause: string, reason: string, at: number|null, wait_ms: number|null}} ModelWait */
 /** @typedef {{waits: ModelWait[], number: number, most: number|null}} ModelAttempts */
-/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null}} Answer */
+/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null, reused?: string|null, reused_tokens?: number|null}} Answer */
 /** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null, repairs?: string[], log?: string[], attachments?: AttachmentInfo[]}} ToolCallDetail */
 /** @typedef {{kind: string, name: string, media_type: string, size_bytes: number, sha256: string}} AttachmentInfo */
 

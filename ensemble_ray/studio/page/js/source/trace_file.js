@@ -80,7 +80,7 @@ function answerOf(answer, at) {
   return {
     iteration: known(answer.iteration_index) ?? at, text: typeof answer.response_text === "string" ? answer.response_text : null, reasoning: typeof answer.reasoning === "string" ? answer.reasoning : null,
     tool_calls: list(answer.tool_calls).map((call) => ({ id: "", name: text(call.tool_name), arguments: text(call.arguments) })),
-    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from, attempts: attemptsOf(answer),
+    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from, attempts: attemptsOf(answer), reused: text(answer.reused) || null, reused_tokens: known(answer.reused_tokens),
   };
 }
 

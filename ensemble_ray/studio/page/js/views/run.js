@@ -1,7 +1,7 @@
 // One run: its head, its tabs, and the panel of the step that is chosen.
 
 import { fill, h, icon } from "../dom.js";
-import { countOf, formatAgo, formatCost, formatDuration, formatTime, formatTokens, numberRoles, runLine, runName, tokensTitle } from "../format.js";
+import { countOf, formatAgo, formatCost, formatCount, formatDuration, formatTime, formatTokens, numberRoles, runLine, runName, tokensTitle } from "../format.js";
 import { RunModel } from "../model/run.js";
 import { TABS, formatRoute } from "../router.js";
 import { oneLine, visible } from "../text.js";
@@ -120,7 +120,7 @@ export async function runView(app, first) {
   let drawn = "";
   function draw() {
     const run = model.run;
-    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms]);
+    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.reused_calls, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms]);
     if (state !== drawn) {
       drawn = state;
       app.setTitle([runName(run), runLine(run)].filter(Boolean).join(" · "));
@@ -176,6 +176,7 @@ function drawHead(app, model, head) {
     ["Started", h("time", { datetime: new Date(run.created_at).toISOString(), title: formatTime(run.created_at) }, formatAgo(run.created_at, Date.now()))],
     ["Duration", h("span", { "data-clock": run.duration_ms === null ? "" : null }, formatDuration(spent))],
     ["Tokens", h("span", { title: tokensTitle(run) }, formatTokens(run))],
+    ...(run.reused_calls ? [["Reused", h("span", { title: `${formatCount(run.reused_tokens)} tokens of earlier runs` }, countOf(run.reused_calls, "answer"))]] : []),
     ["Cost", formatCost(run.cost)],
     ["Steps", progress(run.counts)],
   ];
