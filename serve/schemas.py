@@ -76,6 +76,9 @@ class Metrics(Wire):
     total_tokens: int | None
     #: part of the output tokens; left out if 0
     reasoning_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
+    #: parts of the input tokens that providers' caches had, and that they stored; left out if 0
+    cached_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
+    cache_write_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
     llm_calls: int
     tool_calls: int
     llm_latency_s: float
@@ -89,6 +92,8 @@ class Metrics(Wire):
             output_tokens=_count_or_none(metrics.output_tokens),
             total_tokens=_count_or_none(metrics.total_tokens),
             reasoning_tokens=metrics.reasoning_tokens,
+            cached_tokens=metrics.cached_tokens,
+            cache_write_tokens=metrics.cache_write_tokens,
             llm_calls=metrics.llm_call_count,
             tool_calls=metrics.tool_call_count,
             llm_latency_s=metrics.llm_latency.total_seconds(),
@@ -103,6 +108,8 @@ class Metrics(Wire):
             output_tokens=_count_or_none(metrics.total_output_tokens),
             total_tokens=_count_or_none(metrics.total_tokens),
             reasoning_tokens=metrics.total_reasoning_tokens,
+            cached_tokens=metrics.total_cached_tokens,
+            cache_write_tokens=metrics.total_cache_write_tokens,
             llm_calls=metrics.total_llm_call_count,
             tool_calls=metrics.total_tool_calls,
             llm_latency_s=metrics.total_llm_latency.total_seconds(),

@@ -86,6 +86,8 @@ def _trace(facts: Iterable[Fact]) -> Iterator[Said]:
             "all model calls": metrics.total_llm_call_count,
             "model calls": len(calls),
             "tokens of model calls": sum(max(0, call.input_tokens) + max(0, call.output_tokens) for call in calls),
+            "cached tokens": metrics.total_cached_tokens,
+            "cached tokens of model calls": sum(max(0, call.cached_tokens) for call in calls),
             "tool calls": metrics.total_tool_calls,
             "cost": None if estimate is None else estimate.total_cost.normalize(),
             "completed": set(given),
@@ -106,10 +108,13 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
     completed: dict[str, Mapping[str, Any]] = {}
     failed: dict[str, Mapping[str, Any]] = {}
     gates: set[str] = set()
+    cached = 0
     for fact in facts:
         for message in projection.apply(fact):
             data: Mapping[str, Any] = message.data
             match message.type:
+                case "llm_iteration_completed":
+                    cached += data.get("cached_tokens", 0)
                 case "ensemble_started":
                     began = _instant(data["started_at"])
                 case "task_started":
@@ -132,6 +137,7 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
             "run ended": None if end is None else _instant(totals["completed_at"]),
             "exit reason": None if end is None else totals["exit_reason"],
             "tokens": _known(totals["total_tokens"]),
+            "cached tokens of model calls": cached,
             "tool calls": totals["total_tool_calls"],
             "completed": set(completed),
             "completed at": {name: _instant(data["completed_at"]) for name, data in completed.items()},
@@ -182,6 +188,7 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
             "state": RunState(row.status),
             "run ended": row.ended_at if state.is_final else None,
             "tokens": total,
+            "cached tokens": sum(each.cached_tokens for each in shown.values()),
             "all model calls": calls,
             "cost": None if row.cost is None else Decimal(row.cost.amount).normalize(),
             "completed": _with(tasks, "completed"),
@@ -211,6 +218,9 @@ def _spans(facts: Sequence[Fact]) -> Iterator[Said]:
         yield {
             "model calls": len(calls),
             "tokens of model calls": sum(each.get(name) or 0 for each in calls for name in tokens),
+            "cached tokens of model calls": sum(
+                each.get("gen_ai.usage.cache_read.input_tokens") or 0 for each in calls
+            ),
             "completed": status["completed"],
             "failed": status["failed"],
         }

@@ -158,6 +158,8 @@ class LlmIterationCompletedEvent(Event):
     #: the provider's word; `length` if the answer was cut off; None: unknown
     finish_reason: str | None = None
     reasoning: str | None = None
+    #: part of `input_tokens`, read from the provider's cache
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

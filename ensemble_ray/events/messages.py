@@ -146,6 +146,7 @@ def llm_iteration_completed(
     latency_s: float,
     instance: str,
     reasoning: str | None = None,
+    cached_tokens: int = 0,
 ) -> Message:
     """Report that a model answered; unknown token counts are 0 (S-EVT-16)."""
     data: dict[str, object] = {
@@ -160,6 +161,7 @@ def llm_iteration_completed(
         "latency_ms": milliseconds(latency_s),
         "instance": instance,
         **({} if reasoning is None else {"reasoning": reasoning}),
+        **({"cached_tokens": cached_tokens} if cached_tokens > 0 else {}),
     }
     return Message("llm_iteration_completed", data)
 
@@ -439,6 +441,7 @@ class RunMessages:
                     latency_s=event.latency.total_seconds(),
                     instance=event.instance,
                     reasoning=event.reasoning,
+                    cached_tokens=event.cached_tokens,
                 )
             case events.TokenEvent():
                 token = render_token(event, at)

@@ -152,6 +152,8 @@ class ModelEffect:
             input_tokens=UNKNOWN_TOKENS if usage is None else usage.input_tokens,
             output_tokens=UNKNOWN_TOKENS if usage is None else usage.output_tokens,
             reasoning_tokens=UNKNOWN_TOKENS if usage is None else usage.reasoning_tokens,
+            cached_tokens=UNKNOWN_TOKENS if usage is None else usage.cached_tokens,
+            cache_write_tokens=UNKNOWN_TOKENS if usage is None else usage.cache_write_tokens,
             response_type="final_answer" if self.is_final else "tool_calls",
             response_text=self.response.text if self.is_final else None,
             reasoning=self.response.reasoning,
@@ -312,12 +314,15 @@ class TaskEffects:
         inputs: list[int] = []
         outputs: list[int] = []
         llm_s = tools_s = 0.0
-        incomplete = reasoning = 0
+        incomplete = reasoning = cached = written = 0
         for model in self.models:  # one pass: this runs for every task of every run
             usage = model.response.usage
             inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
             outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
-            reasoning += 0 if usage is None else max(0, usage.reasoning_tokens)
+            if usage is not None:
+                reasoning += max(0, usage.reasoning_tokens)
+                cached += max(0, usage.cached_tokens)
+                written += max(0, usage.cache_write_tokens)
             llm_s += model.latency_s
             incomplete += incomplete_reason(model.response) is not None
             for tool in model.tools:
@@ -336,6 +341,8 @@ class TaskEffects:
             output_tokens=output_tokens,
             total_tokens=UNKNOWN_TOKENS if input_tokens < 0 or output_tokens < 0 else input_tokens + output_tokens,
             reasoning_tokens=reasoning,
+            cached_tokens=cached,
+            cache_write_tokens=written,
             llm_latency=timedelta(seconds=llm_s),
             tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),

@@ -126,6 +126,9 @@ class ModelAnswered(FactData):
     max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
     is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
+    #: parts of `input_tokens` that the provider's cache had, and that it stored (S-PRC-1); -1: unknown
+    cached_tokens: int = written(type_of("a number", int, float), default=-1)
+    cache_write_tokens: int = written(type_of("a number", int, float), default=-1)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:

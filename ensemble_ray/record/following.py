@@ -166,6 +166,7 @@ class EventProjection:
             latency_s=answer.latency_s,
             instance=execution.id,
             reasoning=answer.reasoning,
+            cached_tokens=answer.cached_tokens,
         )
 
     def _call(self, change: history.CallEnded) -> Iterator[Message]:

@@ -482,6 +482,7 @@ class StepTokens(StudioSchema):
 
     input: int | None = None
     output: int | None = None
+    cached: int | None = None  # part of the input; null: no provider counted it
 
 
 class StepPlace(StudioSchema):
@@ -571,6 +572,7 @@ class AnswerSchema(StudioSchema):
     input_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
     latency_ms: int | None = None
     model: str | None = None
     started_at: Millis | None = None

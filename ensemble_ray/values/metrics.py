@@ -122,6 +122,9 @@ class TaskMetrics(Value):
     total_tokens: int = UNKNOWN_TOKENS
     #: part of `output_tokens`; 0 also if uncounted (S-LLM-6)
     reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
+    #: parts of `input_tokens` that providers' caches had, and that they stored; 0 also if uncounted (S-PRC-2)
+    cached_tokens: int = Field(default=0, exclude_if=_is_zero)
+    cache_write_tokens: int = Field(default=0, exclude_if=_is_zero)
     llm_latency: timedelta = timedelta()
     tool_execution_time: timedelta = timedelta()
     memory_retrieval_time: timedelta = timedelta()
@@ -173,6 +176,8 @@ class ExecutionMetrics(Value):
     total_output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
     total_reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
+    total_cached_tokens: int = Field(default=0, exclude_if=_is_zero)
+    total_cache_write_tokens: int = Field(default=0, exclude_if=_is_zero)
     total_llm_latency: timedelta = timedelta()
     total_tool_execution_time: timedelta = timedelta()
     total_memory_retrieval_time: timedelta = timedelta()
@@ -245,6 +250,8 @@ class MetricsSum:
             total_output_tokens=found.output_tokens,
             total_tokens=found.total_tokens,
             total_reasoning_tokens=found.reasoning_tokens,
+            total_cached_tokens=found.cached_tokens,
+            total_cache_write_tokens=found.cache_write_tokens,
             total_llm_latency=found.llm_latency,
             total_tool_execution_time=found.tool_execution_time,
             total_memory_retrieval_time=found.memory_retrieval_time,

@@ -177,6 +177,8 @@ class LlmInteraction(Value):
     input_tokens: int = -1
     output_tokens: int = -1
     reasoning_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)  # part of `output_tokens`
+    cached_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)  # part of `input_tokens`
+    cache_write_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)  # part of `input_tokens`
     response_type: Literal["tool_calls", "final_answer"]
     response_text: str | None = None  # of final answers
     reasoning: str | None = Field(default=None, exclude_if=_is_none)  # not part of the answer

@@ -64,6 +64,14 @@ def one_task(
         return
 
 
+def test_cached_tokens_are_shown(serve: Serve, tmp_path: Path) -> None:
+    """S-PRC-3: of an answer and its step."""
+    one_task(tmp_path, "cached", ScriptedModel(ChatResponse(text="42", usage=TokenUsage(7, 5, -1, 4))))
+    detail = serve(tmp_path).get(f"{API}/runs/cached/steps/say%230").json()
+    assert detail["answers"][0]["cached_tokens"] == 4
+    assert detail["tokens"] == {"input": 7, "output": 5, "cached": 4}
+
+
 def test_reasoning_is_shown_apart_from_the_answer(serve: Serve, tmp_path: Path) -> None:
     """S-LLM-4, S-LLM-6: with its tokens; a long one is cut, and given whole where it is asked for."""
     thought = "Perhaps 41? " * CUT

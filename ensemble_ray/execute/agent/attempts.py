@@ -222,6 +222,8 @@ def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelE
         add_tokens(each.input_tokens for each in usage),
         add_tokens(each.output_tokens for each in usage),
         add_tokens(each.reasoning_tokens for each in usage),
+        add_tokens(each.cached_tokens for each in usage),
+        add_tokens(each.cache_write_tokens for each in usage),
     )
     estimated = None
     if before.estimated is not None or after.estimated is not None:
@@ -267,6 +269,8 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         output_tokens=usage.output_tokens,
         reasoning=response.reasoning,
         reasoning_tokens=usage.reasoning_tokens,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         finish_reason=unusual_finish_reason(response),
         provider_fields=response.provider_fields,
         estimated_tokens=effect.estimated or (),
@@ -282,7 +286,13 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
     response = ChatResponse(
         text=answer.text,
         tool_calls=answer.tool_calls,
-        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens), int(answer.reasoning_tokens)),
+        usage=TokenUsage(
+            int(answer.input_tokens),
+            int(answer.output_tokens),
+            int(answer.reasoning_tokens),
+            int(answer.cached_tokens),
+            int(answer.cache_write_tokens),
+        ),
         finish_reason=answer.finish_reason,
         reasoning=answer.reasoning,
         provider_fields=answer.provider_fields,

@@ -157,6 +157,7 @@ class ModelCalls:
                 tool_requests=() if is_final else tuple(response.tool_calls),
                 input_tokens=max(0, usage.input_tokens),
                 output_tokens=max(0, usage.output_tokens),
+                cached_tokens=max(0, usage.cached_tokens),
                 latency=timedelta(seconds=effect.latency_s),
                 finish_reason=response.finish_reason,
                 reasoning=response.reasoning,

@@ -59,6 +59,11 @@ _FAILURES = frozenset({
 
 _ENDS = frozenset({"stop", "tool_calls"})
 
+#: Names of counts in `usage`, by provider (S-PRC-1): OpenAI; DeepSeek; Anthropic's, as gateways pass them on; OpenRouter.
+_THOUGHT_COUNTS = ("reasoning_tokens",)
+_CACHED_COUNTS = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
+_WRITTEN_COUNTS = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
@@ -488,17 +493,28 @@ def usage_in(data: object) -> TokenUsage | None:
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
-    details = counts.get("completion_tokens_details")
-    thought = cast("Mapping[str, object]", details).get("reasoning_tokens") if isinstance(details, dict) else None
+    sent = _count(counts.get("prompt_tokens"))
     return TokenUsage(
-        _count(counts.get("prompt_tokens")),
+        sent,
         _count(counts.get("completion_tokens")),
-        -1 if thought is None else _count(thought),
+        _first_count(counts, "completion_tokens_details", _THOUGHT_COUNTS, _MOST_TOKENS),
+        _first_count(counts, "prompt_tokens_details", _CACHED_COUNTS, sent),
+        _first_count(counts, "prompt_tokens_details", _WRITTEN_COUNTS, sent),
     )
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else -1
+def _count(value: object, most: int = _MOST_TOKENS) -> int:
+    return value if isinstance(value, int) and 0 <= value <= most else -1
+
+
+def _first_count(counts: Mapping[str, object], details: str, names: Sequence[str], most: int) -> int:
+    """Return the first known count of the details or of the usage itself, at most `most`; -1: none (S-PRC-1)."""
+    inner = counts.get(details)
+    for place in (cast("Mapping[str, object]", inner) if isinstance(inner, dict) else {}, counts):
+        for name in names:
+            if (found := _count(place.get(name), most)) >= 0:
+                return found
+    return -1
 
 
 # Streamed answers. Every step takes time in proportion to its bytes, however they are cut.

@@ -125,11 +125,11 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0) -> str:
-    """Return input and output tokens, `?` for unknown numbers, and the number of reasoning tokens if there are any."""
+def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0, cached_tokens: int = 0) -> str:
+    """Return input and output tokens, `?` for unknown numbers, and the numbers of reasoning and cached tokens above 0."""
     counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
-    thought = f", {reasoning_tokens:,} of them reasoning" if reasoning_tokens > 0 else ""
-    return f"{counts[0]} + {counts[1]} tokens{thought}"
+    parts = [(reasoning_tokens, "reasoning"), (cached_tokens, "cached")]
+    return f"{counts[0]} + {counts[1]} tokens{''.join(f', {n:,} of them {what}' for n, what in parts if n > 0)}"
 
 
 def branch_lines(depths: Sequence[int]) -> list[str]:
@@ -362,7 +362,12 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
         min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
     )
     yield format_count(metrics.total_llm_call_count, "model call")
-    yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens, metrics.total_reasoning_tokens)
+    yield format_tokens(
+        metrics.total_input_tokens,
+        metrics.total_output_tokens,
+        metrics.total_reasoning_tokens,
+        metrics.total_cached_tokens,
+    )
     if metrics.total_incomplete_answers:
         yield format_count(metrics.total_incomplete_answers, "incomplete answer")
     if metrics.total_tool_calls:
@@ -396,7 +401,9 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
     metrics = task.metrics
     if metrics.llm_call_count:
         yield format_count(metrics.llm_call_count, "model call")
-        yield format_tokens(metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens)
+        yield format_tokens(
+            metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens, metrics.cached_tokens
+        )
     if metrics.retry_count:
         yield f"{metrics.retry_count:,} made again"
     if metrics.incomplete_answers:
@@ -434,7 +441,12 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
             format_seconds(interaction.latency),
             *(() if waited is None else (f"{format_seconds(waited)} of it for a permit",)),
             *_count_and_last("wait", interaction.waits),
-            format_tokens(interaction.input_tokens, interaction.output_tokens, interaction.reasoning_tokens),
+            format_tokens(
+                interaction.input_tokens,
+                interaction.output_tokens,
+                interaction.reasoning_tokens,
+                interaction.cached_tokens,
+            ),
             *(() if reason is None else (reason,)),
         ),
         is_bad=reason is not None,

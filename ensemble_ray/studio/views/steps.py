@@ -65,6 +65,7 @@ class ShownStep:
     title: str
     input_tokens: int = 0  # -1: unknown
     output_tokens: int = 0
+    cached_tokens: int = 0  # 0 also if uncounted
     model_calls: int = 0
     output_digest: str | None = None
     cost: tuple[Decimal, str] | None = None  # with its currency
@@ -133,6 +134,7 @@ class ShownStep:
         self._begin(answer.started_at)
         self.model_calls += 1
         self._count(int(answer.input_tokens), int(answer.output_tokens))
+        self.cached_tokens += max(0, int(answer.cached_tokens))
         asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
         if answer.waited_s:
             self._spend("rate_limit", answer.started_at, asked_at)
@@ -199,7 +201,9 @@ class ShownStep:
             ended_at=None if step.ended_at is None else as_millis(step.ended_at),
             segments=spans,
             tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
-            tokens=StepTokens(input=sent, output=received) if self.model_calls else None,
+            tokens=StepTokens(input=sent, output=received, cached=self.cached_tokens or None)
+            if self.model_calls
+            else None,
             cost=None if self.cost is None else CostSchema(amount=f"{self.cost[0]:f}", currency=self.cost[1]),
             level=step.level,
             error=step.error,
@@ -446,6 +450,7 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.Ans
         input_tokens=None if answer.input_tokens < 0 else int(answer.input_tokens),
         output_tokens=None if answer.output_tokens < 0 else int(answer.output_tokens),
         reasoning_tokens=None if answer.reasoning_tokens < 0 else int(answer.reasoning_tokens),
+        cached_tokens=None if answer.cached_tokens < 0 else int(answer.cached_tokens),
         latency_ms=max(0, round(answer.latency_s * 1000)),
         model=model,
         started_at=as_millis(answer.started_at),

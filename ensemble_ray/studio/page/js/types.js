@@ -120,7 +120,7 @@
  * @property {number|null} ended_at
  * @property {[SegmentKind, number, number][]} segments
  * @property {[string, string, number][]} tools
- * @property {{input: number|null, output: number|null}|null} tokens
+ * @property {{input: number|null, output: number|null, cached?: number|null}|null} tokens
  * @property {Cost|null} cost
  * @property {number|null} level
  * @property {string|null} error
@@ -133,7 +133,7 @@
 /** @typedef {{id: string, name: string, arguments: string}} RequestedCall */
 /** @typedef {{cause: string, reason: string, at: number|null, wait_ms: number|null}} ModelWait */
 /** @typedef {{waits: ModelWait[], number: number, most: number|null}} ModelAttempts */
-/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null}} Answer */
+/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, cached_tokens?: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null}} Answer */
 /** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null, repairs?: string[], log?: string[]}} ToolCallDetail */
 
 /**
