@@ -16,7 +16,7 @@ from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events import TaskReflectedEvent
-from ensemble_ray.execute.agent.attempts import ask_once
+from ensemble_ray.execute.agent.attempts import ask_once, declared_model
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.scope import RunReflections, TaskScope, answer_tokens
@@ -29,6 +29,7 @@ from ensemble_ray.facts.effects import (
     ReflectionStored,
 )
 from ensemble_ray.facts.runs import DirectivesShown
+from ensemble_ray.llm.names import NO_NAMES, added_names, model_names
 from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore, RunMemory
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
@@ -339,11 +340,12 @@ async def _ask_model(
     """Call a model, and fill gaps of its answer with the task's texts (S-REFL-12, S-REFL-13)."""
     task, count = scope.order.task, 1 if prior is None else prior.run_count + 1
     messages = [ChatMessage(role="user", content=build_reflection_request(task, output.raw, prior))]
-    tokens = (0, 0)
+    tokens, names = (0, 0), NO_NAMES
     observations: tuple[str, ...]
     parts = parse_reflection("")
     try:
         response, tokens = await _call_model(scope, model, messages)
+        names = added_names(model_names(model), declared_model(scope, model))
         if response.text is None or not response.text.strip():
             raise ValueError("the model's answer is empty")
         parts = parse_reflection(response.text)
@@ -366,6 +368,8 @@ async def _ask_model(
         input_tokens=tokens[0],
         output_tokens=tokens[1],
         is_first=prior is None,
+        model=names.model,
+        provider=names.provider,
     )
 
 

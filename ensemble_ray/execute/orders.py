@@ -15,6 +15,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, ValidationError, message_of
 from ensemble_ray.errors.travel import is_out_of_credit
 from ensemble_ray.facts.runs import NO_REASON, DirectiveFact, RecordedError
+from ensemble_ray.llm.names import NO_NAMES, ModelNames
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
@@ -370,6 +371,7 @@ class RunContext:
     has_reflections: bool = False
     models: RunModels = field(default_factory=RunModels)  # that directives can switch to
     tracing: RunTracing | None = None  # None: not traced
+    declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
 
     @property
     def has_plan(self) -> bool:

@@ -126,6 +126,9 @@ class ModelAnswered(FactData):
     max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
     is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
+    #: of the model that answered; None: as the definition in the record declares it, see `recorded_names` (S-FBK-41)
+    model: str | None = written(ANY, default=None, read=_text_or_none)
+    provider: str | None = written(ANY, default=None, read=_text_or_none)
     #: parts of `input_tokens` that the provider's cache had, and that it stored (S-PRC-1); -1: unknown
     cached_tokens: int = written(type_of("a number", int, float), default=-1)
     cache_write_tokens: int = written(type_of("a number", int, float), default=-1)
@@ -253,8 +256,10 @@ class SamplingAnswered(FactData):
     input_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)  # -1: unknown
     output_tokens: int = written(NUMBER, missing=-1, default=-1, is_needed=True)
     finish_reason: str | None = written(optional(TEXT), default=None)
-    #: see `ModelAnswered`
+    #: these and the following fields: see `ModelAnswered`
     estimated_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)
+    model: str | None = written(ANY, default=None, read=_text_or_none)
+    provider: str | None = written(ANY, default=None, read=_text_or_none)
 
 
 _MANY_NOTES = 16  # From this number on, notes are recorded as one text.
@@ -376,6 +381,9 @@ class ReflectionRecorded(FactData):
     input_tokens: int = written(NUMBER, default=0)  # estimated if the model reported no counts; 0: no model was called
     output_tokens: int = written(NUMBER, default=0)
     is_first: bool = written(FLAG, default=False)  # whether the store had no earlier reflection on the task
+    #: see `ModelAnswered`; None, too: no model was called
+    model: str | None = written(ANY, default=None, read=_text_or_none)
+    provider: str | None = written(ANY, default=None, read=_text_or_none)
 
     @property
     def reflection_value(self) -> TaskReflection:

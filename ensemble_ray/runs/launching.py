@@ -25,6 +25,7 @@ from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext, RunModels
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler, LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.llm.names import NO_NAMES, declared_names
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Dashboard, DashboardRun
@@ -313,6 +314,7 @@ def run_context_of(
         or any(task.reflection_config is not None for task in planned.tasks.values()),
         models=RunModels(definition.models),
         tracing=tracing,
+        declared_model=NO_NAMES if plan.nodes else declared_names(definition.llm),
     )
 
 

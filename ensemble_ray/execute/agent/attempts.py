@@ -16,6 +16,7 @@ from ensemble_ray.facts.effects import MOST_WAITS, ModelAnswered, ModelWait
 from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
 from ensemble_ray.llm.limits.endpoints import EndpointCall
+from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names, declared_names, model_names
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
@@ -256,8 +257,16 @@ def _explain(reason: str) -> tuple[str, str]:
     return f"the model stopped for an unknown reason (finish_reason '{reason}')", advice
 
 
-def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
-    response = effect.response
+def declared_model(scope: TaskScope, model: ChatModel) -> ModelNames:
+    """Return the names that the record has for a task's model without its answers."""
+    if scope.order.agent is not None:  # the task is in no plan
+        return scope.context.declared_model
+    return NO_NAMES if scope.order.switches else declared_names(model)
+
+
+def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) -> ModelAnswered:
+    """Return the fact of an answer. It names the model that answered if that is not the `declared` one (S-FBK-41)."""
+    response, names = effect.response, added_names(ModelNames(effect.model, effect.provider), declared)
     usage = response.usage or TokenUsage()
     return ModelAnswered(
         request_digest=request_digest,
@@ -279,6 +288,8 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         waits=effect.waits,
         max_attempts=effect.max_attempts,
         waited_s=effect.waited_s,
+        model=names.model,
+        provider=names.provider,
     )
 
 
@@ -306,6 +317,8 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         waits=answer.waits,
         max_attempts=answer.max_attempts,
         waited_s=answer.waited_s,
+        model=answer.model,
+        provider=answer.provider,
     )
 
 
@@ -349,6 +362,7 @@ class RecordedModel:
             request = self._spending.request("synthesis", self._model, messages, tools)
             response = await request.send(attempt)
             estimated = request.estimated
+        names = model_names(self._model)
         effect = ModelEffect(
             started_at=started_at,
             latency_s=time.time() - started_at,
@@ -356,6 +370,8 @@ class RecordedModel:
             is_final=True,
             waited_s=wait.waited_s,
             estimated=estimated,
+            model=names.model,
+            provider=names.provider,
         )
-        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
+        self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect, NO_NAMES)))
         return response

@@ -22,6 +22,7 @@ from ensemble_ray.execute.agent.attempts import (
     Attempts,
     answer_of,
     checked_response,
+    declared_model,
     effect_of,
     incomplete_text,
     join_answers,
@@ -31,6 +32,7 @@ from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.llm.names import model_names
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
@@ -72,9 +74,7 @@ class ModelCalls:
             _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         self._structured = None if scope.order.task.output_type is None else self._structured_model()
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
-        names = [getattr(self._model, name, None) for name in ("model_name", "model", "provider_name")]
-        texts = [name if isinstance(name, str) and name else None for name in names]
-        self._model_name, self._provider_name = texts[0] or texts[1], texts[2]
+        self._names, self._declared = model_names(self._model), declared_model(scope, self._model)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
@@ -109,6 +109,7 @@ class ModelCalls:
             if (compare := self._scope.ports.compare) is not None:
                 compare(name, recorded, request_digest, messages)
             effect = effect_of(recorded.data)
+            effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
             self._effects.retry_count += effect.retries
             if self._runner is not None:
                 self._runner.recall(turn)
@@ -118,11 +119,13 @@ class ModelCalls:
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
+            effect.model, effect.provider = self._names
             # The next request may precede this answer's commit (S-DUR-2).
-            await self._scope.note(name, answer_of(request_digest, effect), until=Persistence.SOON, at=ended_at)
+            await self._scope.note(
+                name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at
+            )
             if self._runner is not None:
                 await self._runner.note_return(turn, effect)
-        effect.model, effect.provider = self._model_name, self._provider_name
         self._effects.models.append(effect)
         return effect.response
 

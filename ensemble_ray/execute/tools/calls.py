@@ -23,13 +23,14 @@ from ensemble_ray.errors import (
 from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import ToolCallEvent
 from ensemble_ray.events.telemetry.listener import effect_span
-from ensemble_ray.execute.agent.attempts import ask_once
+from ensemble_ray.execute.agent.attempts import ask_once, declared_model
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
 from ensemble_ray.execute.review.gates import ReviewOpenError, ToolReviews, can_repeat_at_gate, tool_reviews
 from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
+from ensemble_ray.llm.names import added_names, model_names
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
@@ -365,6 +366,7 @@ class ToolSampling:
     async def _send(self, name: str, digest: str, messages: Sequence[ChatMessage]) -> SamplingAnswered:
         response, attempts, started_at = await ask_once(self._scope, self._model, messages, name)
         usage = response.usage or TokenUsage()
+        names = added_names(model_names(self._model), declared_model(self._scope, self._model))
         return SamplingAnswered(
             request_digest=digest,
             started_at=started_at,
@@ -374,4 +376,6 @@ class ToolSampling:
             output_tokens=usage.output_tokens,
             finish_reason=unusual_finish_reason(response),
             estimated_tokens=attempts.estimated or (),
+            model=names.model,
+            provider=names.provider,
         )
