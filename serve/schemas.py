@@ -84,6 +84,8 @@ class Metrics(Wire):
     llm_latency_s: float
     tool_execution_s: float
     cost: Cost | None
+    #: model calls of unknown price, which `cost` lacks; left out if 0
+    unpriced_calls: int = Field(default=0, exclude_if=lambda count: count == 0)
 
     @classmethod
     def of_task(cls, metrics: TaskMetrics) -> Self:
@@ -99,6 +101,7 @@ class Metrics(Wire):
             llm_latency_s=metrics.llm_latency.total_seconds(),
             tool_execution_s=metrics.tool_execution_time.total_seconds(),
             cost=Cost.of(metrics.cost_estimate),
+            unpriced_calls=metrics.unpriced_calls,
         )
 
     @classmethod
@@ -115,6 +118,7 @@ class Metrics(Wire):
             llm_latency_s=metrics.total_llm_latency.total_seconds(),
             tool_execution_s=metrics.total_tool_execution_time.total_seconds(),
             cost=Cost.of(metrics.total_cost_estimate),
+            unpriced_calls=metrics.total_unpriced_calls,
         )
 
 
@@ -313,7 +317,7 @@ class RunLimits(Wire):
 
     Attributes:
         max_tokens: Input and output tokens together.
-        max_cost: Money, in the currency of the team's cost configuration.
+        max_cost: Money, in USD or the currency of the team's cost configuration.
         max_parallel_tasks: Tasks that run at the same time.
     """
 

@@ -18,6 +18,7 @@ from ensemble_ray.facts.effects import (
     MemoryStored,
     ModelAnswered,
     ModelWait,
+    ReflectionRecorded,
     SamplingAnswered,
     ToolReturned,
     is_making_agent,
@@ -28,14 +29,23 @@ from ensemble_ray.ports import Journal, MemoryOperationListener
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, is_inside_unit
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    TokenUsage,
+    ToolCall,
+    incomplete_reason,
+    unusual_finish_reason,
+)
 from ensemble_ray.values.metrics import (
     UNKNOWN_TOKENS,
     CostConfiguration,
+    CostEstimate,
     MemoryOperationCounts,
     TaskMetrics,
     add_tokens,
 )
+from ensemble_ray.values.prices import PriceMark, RunCosts, RunPrices, estimate_embeddings
 from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.trace import (
     CapturedMessage,
@@ -132,6 +142,7 @@ class ModelEffect:
     messages: tuple[CapturedMessage, ...] = ()
     model: str | None = None
     provider: str | None = None
+    price: PriceMark = None
 
     def __post_init__(self) -> None:
         self.latency_s = max(0.0, self.latency_s)
@@ -310,7 +321,7 @@ class TaskEffects:
             ]
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
-    def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
+    def metrics(self, costs: RunCosts) -> TaskMetrics:
         inputs: list[int] = []
         outputs: list[int] = []
         llm_s = tools_s = 0.0
@@ -336,6 +347,11 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
+        cost, unpriced = None, 0
+        if isinstance(costs, CostConfiguration):
+            cost = costs.estimate(input_tokens, output_tokens)
+        elif costs is not None:
+            cost, unpriced = self._cost(costs)
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -351,10 +367,25 @@ class TaskEffects:
             retry_count=self.retry_count,
             incomplete_answers=incomplete,
             delegation_count=sum([each.is_started for each in self.delegations]),
-            cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+            unpriced_calls=unpriced,
+            cost_estimate=cost,
             memory_retrieval_time=timedelta(seconds=0 if self.memory is None else self.memory.reading_s),
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
+
+    def _cost(self, prices: RunPrices) -> tuple[CostEstimate | None, int]:
+        """Return the cost of the calls with a known price, and the number of the other calls (S-PRC-12)."""
+        found = [prices.estimate(model.response.usage or TokenUsage(), model.price) for model in self.models]
+        for _, answer in self.sampled:
+            counts = (answer.input_tokens, answer.output_tokens, -1, answer.cached_tokens, answer.cache_write_tokens)
+            found.append(answer_cost(prices, answer, TokenUsage(*counts)))
+        if self.embedding_tokens:
+            found.append(estimate_embeddings(prices, self.embedding_tokens))
+        cost: CostEstimate | None = None
+        for each in found:
+            cost = each if cost is None else cost.add(each)
+        is_priced = cost is not None or bool(prices.first)
+        return cost, found.count(None) if is_priced else 0
 
     def trace(
         self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics
@@ -386,6 +417,15 @@ class TaskEffects:
         if is_inside_unit(self.instance) and not self.is_recorded:
             return None
         return trace.replace(metadata={**trace.metadata, "state": "cancelled"})
+
+
+def answer_cost(
+    costs: RunCosts, answer: ModelAnswered | SamplingAnswered | ReflectionRecorded, usage: TokenUsage
+) -> CostEstimate | None:
+    """Return the cost of a recorded answer with these counts; None: unknown."""
+    if costs is None or isinstance(costs, CostConfiguration):
+        return None if costs is None else costs.estimate(usage.input_tokens, usage.output_tokens)
+    return costs.estimate(usage, answer.price)
 
 
 def is_work(data: FactData) -> bool:

@@ -28,7 +28,7 @@ from ensemble_ray.record.stores import RecordedRun, RunStore, read_fork_advice
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.record.unknown_outcomes import read_begun_work
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import ResumeState
+from ensemble_ray.runs.launching import ResumeState, costs_of
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime, SubmissionReason
 from ensemble_ray.runtime import connect
@@ -176,7 +176,7 @@ async def start_resumed(
     header, is_completed = head.header, head.state is RunState.COMPLETED
     options = options_again(facts, options)
     again = definition.with_options(options)
-    progress, tally = await tasks_done(store, found.run_id), UsageTally(again.cost_configuration)
+    progress, tally = await tasks_done(store, found.run_id), UsageTally(costs_of(again, header))
     if _budget(again) is not None:
         await read_pages(store, found.run_id, kinds_of(*PAID), tally.apply_all)
     spent = tally.spent

@@ -14,6 +14,7 @@ from typing import Protocol
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import OnUnknown, Origin
 from ensemble_ray.definition.run_rules import RunListeners, RunRules
+from ensemble_ray.definition.validation import embedding_models, priced_models
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
 from ensemble_ray.events import Event, RunTracedEvent, RunTracer
@@ -26,6 +27,7 @@ from ensemble_ray.execute.orders import RunContext, RunModels
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler, LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.llm.names import NO_NAMES, declared_names
+from ensemble_ray.llm.prices import decide_prices, load_library, needs_library
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Dashboard, DashboardRun
@@ -40,6 +42,7 @@ from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.prices import RunCosts, RunPrices
 from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.trace import CaptureMode, RunTracing, parse_traceparent
 
@@ -70,6 +73,7 @@ class RunScope:
     cancelled: asyncio.Event
     begun: asyncio.Event  # set when the runtime has received the work
     tracing: RunTracing | None = None  # None: not traced
+    costs: RunCosts = None
 
     @property
     def store(self) -> RunStore:
@@ -276,6 +280,7 @@ def run_context_of(
     capture_mode: CaptureMode,
     log_fields: Mapping[str, str],
     tracing: RunTracing | None = None,
+    costs: RunCosts = None,
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
     plan, limit = planned.plan, definition.delegation_timeout
@@ -290,7 +295,7 @@ def run_context_of(
         max_tool_output_length=definition.max_tool_output_length,
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
-        cost=definition.cost_configuration,
+        cost=costs,
         budget=RunBudget.of(definition.max_tokens, definition.max_cost),
         has_tool_metrics=definition.tool_metrics is not None,
         durability=definition.durability,
@@ -318,6 +323,41 @@ def run_context_of(
     )
 
 
+def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCosts:
+    """Return the costs of a run's models. Those that a resumed run decided on at its start stay (S-PRC-14).
+
+    None: no model has a price.
+    """
+    if definition.cost_configuration is not None:
+        return definition.cost_configuration
+    recorded = None if header is None else header.prices
+    prices = RunPrices.from_data(recorded, definition.prices)
+    if recorded is None:
+        models, embeds = _models_of(definition)
+        prices = decide_prices(prices, models, embeds)
+    has_more = not isinstance(definition, EnsembleDefinition)  # factories may make agents with other models
+    return prices if prices.decided or prices.given or has_more else None
+
+
+def recorded_prices(costs: RunCosts) -> dict[str, dict[str, object]] | None:
+    """Return the prices that the first fact of a run has; None: no model has a price of its own."""
+    return costs.to_data() or None if isinstance(costs, RunPrices) else None
+
+
+async def decide_costs(definition: RunRules, header: PlanRecorded | None) -> RunCosts:
+    """Return `costs_of` without blocking the loop for the import of the library of prices."""
+    is_open = definition.cost_configuration is None and (header is None or header.prices is None)
+    if is_open and any(needs_library(definition.prices, each) for many in _models_of(definition) for each in many):
+        await threads.run(load_library)
+    return costs_of(definition, header)
+
+
+def _models_of(definition: RunRules) -> tuple[list[object], list[object]]:
+    """Return the chat models and the embedding models of a definition, each once."""
+    chat = {id(model): model for _, model in priced_models(definition)}
+    return list(chat.values()), [model for _, model in embedding_models(definition)]
+
+
 def request_of(
     scope: RunScope, definition: EnsembleDefinition, planned: Planned, *, capture_mode: CaptureMode
 ) -> RunRequest:
@@ -332,6 +372,7 @@ def request_of(
         capture_mode=capture_mode,
         log_fields=scope.log_fields,
         tracing=scope.tracing,
+        costs=scope.costs,
     )
     store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(

@@ -31,6 +31,7 @@ class CostSchema(StudioSchema):
 
     amount: str
     currency: str
+    unpriced_calls: int = 0  # model calls of unknown price, which the amount lacks
 
 
 class FailureSchema(StudioSchema):

@@ -64,6 +64,7 @@ from ensemble_ray.teamfile.section import (
 from ensemble_ray.teamfile.tools import Tool
 from ensemble_ray.values.memory import MemoryScope
 from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.prices import GivenPrice, ModelPrice
 from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.value import RateLimit
 
@@ -250,6 +251,36 @@ class RateLimitKeys(FileSection):
 class CostKeys(FileSection):
     called = "a cost configuration"
     currency: Text = key("Shown after amounts; default USD.")
+
+
+@keys_of(ModelPrice, without={"source", "above", "batch"})
+class _RateKeys(FileSection):
+    called = "a price"
+
+
+_Rates = Annotated[_RateKeys, AfterValidator(_RateKeys.build)]
+
+
+@keys_of(ModelPrice, without={"source"})
+class PriceKeys(FileSection):
+    called = "a price"
+    above: Annotated[dict[str, _Rates], mapping("must be a mapping of numbers of tokens to rates")] = key()
+    batch: _Rates = key()
+
+
+def _read_price(node: object, info: ValidationInfo) -> GivenPrice:
+    if isinstance(node, Entries):
+        return cast("ModelPrice", PriceKeys.model_validate(node, context=context_of(info)).build())
+    name = text_in(node)
+    if name is None:
+        raise ValidationError("must be a mapping with keys such as 'input', or the name of a model, PROVIDER:MODEL")
+    return name
+
+
+Prices = Annotated[
+    dict[str, Annotated[object, PlainValidator(_read_price, json_schema_input_type=str | PriceKeys)]],
+    mapping("must be a mapping of models to prices"),
+]
 
 
 @keys_of(RetryPolicy)

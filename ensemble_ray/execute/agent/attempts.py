@@ -17,6 +17,7 @@ from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patience_asked_s
 from ensemble_ray.llm.limits.endpoints import EndpointCall
 from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names, declared_names, model_names
+from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
@@ -290,6 +291,7 @@ def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) ->
         waited_s=effect.waited_s,
         model=names.model,
         provider=names.provider,
+        price=effect.price,
     )
 
 
@@ -319,6 +321,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         waited_s=answer.waited_s,
         model=answer.model,
         provider=answer.provider,
+        price=answer.price,
     )
 
 
@@ -372,6 +375,7 @@ class RecordedModel:
             estimated=estimated,
             model=names.model,
             provider=names.provider,
+            price=None if self._spending is None else price_mark(self._spending.costs, self._model),
         )
         self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect, NO_NAMES)))
         return response

@@ -20,6 +20,7 @@ from ensemble_ray.record.units import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import node_key, reflected_instance
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
+from ensemble_ray.values.metrics import CostEstimate
 from ensemble_ray.values.trace import (
     DelegationTrace,
     ErrorTrace,
@@ -130,6 +131,12 @@ def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int =
     counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
     parts = [(reasoning_tokens, "reasoning"), (cached_tokens, "cached")]
     return f"{counts[0]} + {counts[1]} tokens{''.join(f', {n:,} of them {what}' for n, what in parts if n > 0)}"
+
+
+def format_cost(cost: CostEstimate, unpriced_calls: int) -> str:
+    """Return a cost, and the number of model calls that it does not contain."""
+    unknown = f", without {format_count(unpriced_calls, 'model call')} of unknown price" if unpriced_calls else ""
+    return f"{cost.total_cost:f} {cost.currency}{unknown}"
 
 
 def branch_lines(depths: Sequence[int]) -> list[str]:
@@ -375,7 +382,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     if metrics.total_delegations:
         yield format_count(metrics.total_delegations, "delegation")
     if cost is not None:
-        yield f"{cost.total_cost:f} {cost.currency}"
+        yield format_cost(cost, metrics.total_unpriced_calls)
 
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:

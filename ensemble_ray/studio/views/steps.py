@@ -59,6 +59,12 @@ def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
         return None
 
 
+def cost_schema(cost: tuple[Decimal, str] | None, unpriced_calls: int) -> CostSchema | None:
+    if cost is None:
+        return None
+    return CostSchema(amount=f"{cost[0]:f}", currency=cost[1], unpriced_calls=unpriced_calls)
+
+
 @dataclass(slots=True, eq=False)
 class ShownStep:
     execution: history.RecordedExecution
@@ -69,6 +75,7 @@ class ShownStep:
     model_calls: int = 0
     output_digest: str | None = None
     cost: tuple[Decimal, str] | None = None  # with its currency
+    unpriced_calls: int = 0
     effect: Effect | None = None  # of its calls that ended or were repeated
     is_reviewed: bool = False
     spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
@@ -169,6 +176,7 @@ class ShownStep:
 
     def _end(self, change: history.ExecutionEnded) -> None:
         self.cost = cost_of(change.metrics) or self.cost
+        self.unpriced_calls = as_count(change.metrics.get("unpriced_calls")) or self.unpriced_calls
         output, failure = change.output, change.fact.data
         text = "" if output is None else output.task_description
         if isinstance(failure, FailureRecorded):
@@ -204,7 +212,7 @@ class ShownStep:
             tokens=StepTokens(input=sent, output=received, cached=self.cached_tokens or None)
             if self.model_calls
             else None,
-            cost=None if self.cost is None else CostSchema(amount=f"{self.cost[0]:f}", currency=self.cost[1]),
+            cost=cost_schema(self.cost, self.unpriced_calls),
             level=step.level,
             error=step.error,
             effect="unknown" if step.is_ended and step.open_calls else self.effect,

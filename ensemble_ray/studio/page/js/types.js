@@ -4,7 +4,7 @@
 /** @typedef {"accepted"|"running"|"waiting"|"completed"|"failed"|"cancelled"|"rejected"|"budget_exhausted"|"interrupted"} RunStatus */
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
-/** @typedef {{amount: string, currency: string}} Cost */
+/** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
 /** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
