@@ -19,7 +19,15 @@ from pydantic import SecretStr
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.failures import CallOrigin, flaw_of, key_headers, provider_of, resource_url, shown_url
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
-from ensemble_ray.llm.protocol.request import MessageRoles, RequestOptions, SchemaOffer, SystemRole
+from ensemble_ray.llm.protocol.request import (
+    MessageRoles,
+    PromptCache,
+    RequestOptions,
+    SchemaOffer,
+    SystemRole,
+    default_cache,
+    takes_marked_results,
+)
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
 from ensemble_ray.llm.protocol.wire import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
@@ -50,6 +58,10 @@ class OpenAIChatModel:
             call decides.
         system_role: The role of system messages: `system`, `developer`, or `user`, which prepends their text to the
             first user message; None: the first refusal of a system message decides.
+        prompt_cache: Use of the provider's cache of prompts. `breakpoints`: texts are marked where a stored beginning may end,
+            which Anthropic's models need behind a gateway; `key`: requests of one agent have a `prompt_cache_key`, which
+            sends them to the same server; `off`: neither. None: `key` at OpenAI, `breakpoints` for Anthropic's models at
+            OpenRouter, `off` elsewhere.
         request_options: Options of every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
             merged into the request, `extra_headers` are sent with it, and `extra_query` is added to the URL. Options
             about tools, such as `tool_choice`, are part of requests with tools only.
@@ -75,6 +87,7 @@ class OpenAIChatModel:
         max_answer_time: timedelta | float | None = None,
         structured_outputs: bool | None = None,
         system_role: SystemRole | None = None,
+        prompt_cache: PromptCache | None = None,
         **request_options: object,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
@@ -107,6 +120,11 @@ class OpenAIChatModel:
                 f"OpenAIChatModel system_role must be 'system', 'developer', 'user' or None, got: {system_role!r}"
             )
         self._system_role: SystemRole | None = system_role
+        if prompt_cache is not None and prompt_cache not in get_args(PromptCache):
+            raise ValidationError(
+                f"OpenAIChatModel prompt_cache must be 'breakpoints', 'key', 'off' or None, got: {prompt_cache!r}"
+            )
+        self._prompt_cache: PromptCache | None = prompt_cache
         self._request_options = dict(request_options)
         self._prepare()
 
@@ -118,6 +136,7 @@ class OpenAIChatModel:
             raise ValidationError(f"OpenAIChatModel extra_query must be a mapping, got: {type(query).__name__}")
         self._extra_query = cast("Mapping[str, object]", query)
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
+        self._has_own_key = "prompt_cache_key" in options or "prompt_cache_key" in extra_body
         self._options = RequestOptions.of(self._model, {**options, **extra_body}, "OpenAIChatModel")
         has_form = "response_format" in options or "response_format" in extra_body
         if has_form and self._structured_outputs:
@@ -198,7 +217,7 @@ class OpenAIChatModel:
             ValidationError: the endpoint needs a key, and there is none.
         """
         endpoint = self._endpoint()
-        return await endpoint.complete(partial(self._options.encode, messages, tools, origin=endpoint.sender))
+        return await endpoint.complete(self._encoder(endpoint, messages, tools))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer in the form of that schema if the endpoint supports schemas; otherwise, and for errors, see `chat`."""
@@ -206,14 +225,14 @@ class OpenAIChatModel:
             return await self.chat(messages)
         endpoint = self._endpoint()
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        return await endpoint.complete(partial(self._options.encode, messages, (), origin=endpoint.sender), offer)
+        return await endpoint.complete(self._encoder(endpoint, messages), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
         """Yield fragments of text and `Reasoning`, then a `ChatResponse` with all of it; errors as for `chat`."""
         endpoint = self._endpoint()
-        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
+        encode = self._encoder(endpoint, messages, tools)
 
         def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint passes it by position
             return encode(roles, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING)
@@ -221,6 +240,16 @@ class OpenAIChatModel:
         async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
                 yield part
+
+    def _encoder(
+        self, endpoint: Endpoint, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> partial[bytes]:
+        """Return the function that encodes a request for message roles."""
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
+        cache = self._prompt_cache or default_cache(endpoint.url, self._model)
+        if cache == "off" or (cache == "key" and self._has_own_key):
+            return encode
+        return partial(encode, cache=cache, marks_results=takes_marked_results(endpoint.url))
 
     def _endpoint(self) -> Endpoint:
         made = self._made
@@ -297,6 +326,7 @@ class OpenAIChatModel:
             "max_answer_time": self._max_answer_s,
             "structured_outputs": self._structured_outputs,
             "system_role": self._system_role,
+            "prompt_cache": self._prompt_cache,
             **self._request_options,
         }
 
@@ -320,6 +350,8 @@ class OpenAIChatModel:
             shown.append(f"structured_outputs={self._structured_outputs}")
         if self._system_role is not None:
             shown.append(f"system_role={self._system_role!r}")
+        if self._prompt_cache is not None:
+            shown.append(f"prompt_cache={self._prompt_cache!r}")
         # These may contain keys.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]

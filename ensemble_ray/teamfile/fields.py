@@ -85,6 +85,9 @@ class _Endpoint(FileSection):
         "Role of system messages: system, developer, or user, which puts them before the first question; without it the "
         "first refusal decides."
     )
+    prompt_cache: Text = key(
+        "Use of the provider's cache of prompts: breakpoints, key or off; without it as is safe at the endpoint."
+    )
     extra_query: FreeMapping = key("Further parameters of the URL's query, such as api-version. No keys here.")
     max_retries: Whole = key("How often the model itself repeats a failed call, in addition to the team's retries.")
     max_answer_bytes: Whole = key("Longest accepted answer after decompression; a stream may have four times as much.")

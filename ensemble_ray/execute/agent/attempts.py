@@ -44,7 +44,7 @@ class Attempts:
         self, scope: TaskScope, model: ChatModel, *, template: str | None = None, may_repeat: bool = True
     ) -> None:
         self._scope = scope
-        self._model = model
+        self.model = model  # which is asked
         self._template = template or scope.order.agent_key or scope.order.agent_role
         self._policy = scope.context.retry if may_repeat else None
         self.failed: list[str] = []  # reasons of failed attempts at the newest answer
@@ -68,9 +68,9 @@ class Attempts:
         effects.attempts, effects.waits, effects.max_attempts = 0, self.waits, self.max_attempts
         request = None
         if ports.spending is not None:
-            request = ports.spending.request(self._template, self._model, messages, tools)
+            request = ports.spending.request(self._template, self.model, messages, tools)
         left_s = 0.0 if policy is None else policy.max_wait.total_seconds()
-        endpoint: object = "" if policy is None else getattr(self._model, "endpoint_id", "")
+        endpoint: object = "" if policy is None else getattr(self.model, "endpoint_id", "")
         call = ports.endpoints.open_call(endpoint) if isinstance(endpoint, str) and endpoint else None
         last: BaseException | None = None
         try:
@@ -127,7 +127,7 @@ class Attempts:
             self._scope.order.key,
             attempt,
             policy.max_attempts,
-            getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
+            getattr(self.model, "endpoint_id", "") or type(self.model).__name__,
             delay_s,
             self.failed[-1],
         )

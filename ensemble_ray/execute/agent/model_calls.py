@@ -76,7 +76,6 @@ class ModelCalls:
         self._structured = None if scope.order.task.output_type is None else self._structured_model()
         self._attempts = Attempts(scope, self._model, may_repeat=self._runner is None or self._runner.may_be_repeated)
         self._names, self._declared = model_names(self._model), declared_model(scope, self._model)
-        self._price = price_mark(scope.context.cost, self._model)
         needs_digest = scope.context.durability != Durability.OFF or scope.ports.compare is not None
         #: of the latest request; None: neither recorded nor compared
         self._digest = hashlib.sha256() if needs_digest else None
@@ -120,7 +119,7 @@ class ModelCalls:
             effect = lost or await self._send(name, messages, tools, self._stream if is_streaming else None)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
-            effect.price = self._price
+            effect.price = price_mark(self._scope.context.cost, self._model)
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
             effect.model, effect.provider = self._names
             # The next request may precede this answer's commit (S-DUR-2).

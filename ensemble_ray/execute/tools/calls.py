@@ -381,5 +381,5 @@ class ToolSampling:
             provider=names.provider,
             cached_tokens=usage.cached_tokens,
             cache_write_tokens=usage.cache_write_tokens,
-            price=price_mark(self._scope.context.cost, self._model),
+            price=price_mark(self._scope.context.cost, attempts.model),
         )

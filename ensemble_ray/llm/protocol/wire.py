@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.errors.bodies import read_error_body
@@ -164,21 +165,33 @@ _pieces = EncodedPieces(4 * 1024 * 1024)  # about a thousand messages of a long 
 
 
 def encode_request(
-    prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b"", origin: str = ""
+    prefix: bytes,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec],
+    *,
+    suffix: bytes = b"",
+    origin: str = "",
+    breakpoints: Mapping[int, Sequence[int]] | None = None,
 ) -> bytes:
     """Return the request's body. `prefix` and `suffix` are members, such as `"stream":true`.
 
-    Only the `origin`, endpoint and model, gets the members that it sent with earlier answers (S-LLM-9).
+    Only the `origin`, endpoint and model, gets the members that it sent with earlier answers (S-LLM-9). `breakpoints` of the
+    provider's cache are positions in the texts of messages, by the message's position.
     """
     forms = _forms(messages, origin)
+    marks = breakpoints or {}
     if len(messages) > _FIRST_TURN:
         known, encoded = _pieces.known, list[bytes]()
-        for message, form in zip(messages, forms, strict=True):
+        for place, (message, form) in enumerate(zip(messages, forms, strict=True)):
             held = known.get((id(message), form))  # most messages were part of the request before
-            encoded.append(_pieces.get(message, partial(_members, form), form) if held is None else held[1])
+            if place in marks:
+                encoded.append(json_bytes(_marked(_members(form, message), marks[place])))
+            else:
+                encoded.append(_pieces.get(message, partial(_members, form), form) if held is None else held[1])
         sent = b"[%b]" % b",".join(encoded)
     else:
-        sent = json_bytes([_members(form, message) for message, form in zip(messages, forms, strict=True)])
+        data = [_members(form, message) for message, form in zip(messages, forms, strict=True)]
+        sent = json_bytes([_marked(each, marks.get(place, ())) for place, each in enumerate(data)] if marks else data)
     body = [b"{", prefix, b',"messages":', sent]
     if tools:
         described = [
@@ -266,6 +279,21 @@ def _members(form: _Form, message: ChatMessage) -> dict[str, object]:
         # Strict servers refuse a name of the role tool.
         data["name"] = message.name
     return data
+
+
+def _marked(message: dict[str, object], positions: Sequence[int]) -> dict[str, object]:
+    """Return a message with its text in parts, each but the last one before a breakpoint."""
+    text = message["content"]
+    if not positions or not isinstance(text, str):
+        return message
+    starts = [0, *positions]
+    parts: list[dict[str, object]] = [
+        {"type": "text", "text": text[start:end], "cache_control": {"type": "ephemeral"}}
+        for start, end in pairwise(starts)
+    ]
+    if rest := text[starts[-1] :]:
+        parts.append({"type": "text", "text": rest})
+    return {**message, "content": parts}
 
 
 def _without(data: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
