@@ -63,7 +63,7 @@ def test_price_is_found_by_endpoint_and_name(url: str, model: str, provider: str
         ScriptedModel(),
         object(),
     ],
-    ids=repr,
+    ids=["http", "address", "no dot", "other host", "other model", "own class", "no model"],
 )
 def test_other_models_have_no_price(model: object) -> None:
     """S-PRC-10: their cost is unknown, not 0."""
