@@ -420,12 +420,16 @@ class TaskEffects:
 
 
 def answer_cost(
-    costs: RunCosts, answer: ModelAnswered | SamplingAnswered | ReflectionRecorded, usage: TokenUsage
+    costs: RunCosts,
+    answer: ModelAnswered | SamplingAnswered | ReflectionRecorded,
+    usage: TokenUsage,
+    *,
+    delivery: str = "",
 ) -> CostEstimate | None:
     """Return the cost of a recorded answer with these counts; None: unknown."""
     if costs is None or isinstance(costs, CostConfiguration):
         return None if costs is None else costs.estimate(usage.input_tokens, usage.output_tokens)
-    return costs.estimate(usage, answer.price)
+    return costs.estimate(usage, answer.price, delivery=delivery)
 
 
 def is_work(data: FactData) -> bool:

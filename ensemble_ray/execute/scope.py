@@ -234,7 +234,7 @@ class Spending:
             output_tokens=output,
         )
 
-    def price(self, model: object, usage: TokenUsage) -> Amount:
+    def price(self, model: object, usage: TokenUsage, *, delivery: str = "") -> Amount:
         """Return the cost of a call; a `ValidationError` refuses an unknown price if the budget limits money."""
         costs = self.costs
         if costs is None or isinstance(costs, CostConfiguration):
@@ -243,12 +243,14 @@ class Spending:
         if found is None and self._needs_prices:
             what = f"max_cost: the price of {describe_model(model)} is unknown"
             raise ValidationError(f"{what}. {describe_unpriced(model)}")
-        return amount_of(usage.input_tokens, usage.output_tokens, None if found is None else found.estimate(usage))
+        return amount_of(
+            usage.input_tokens, usage.output_tokens, None if found is None else found.estimate(usage, delivery=delivery)
+        )
 
-    def charge_answer(self, claim: str, template: str, model: object, usage: TokenUsage) -> None:
+    def charge_answer(self, claim: str, template: str, model: object, usage: TokenUsage, *, delivery: str = "") -> None:
         count, total = self._answers.get(template, (0, 0))
         self._answers[template] = (count + 1, total + usage.output_tokens)
-        self.account.charge(claim, self.price(model, usage))
+        self.account.charge(claim, self.price(model, usage, delivery=delivery))
 
     async def charge_embeddings(self, tokens: int) -> None:
         """Charge tokens that an embedding model read, without a claim, even beyond the budget."""

@@ -86,13 +86,13 @@ class ModelPrice(Value):
             source=self.source or other.source,
         )
 
-    def estimate(self, usage: TokenUsage, *, is_batch: bool = False) -> CostEstimate | None:
+    def estimate(self, usage: TokenUsage, *, delivery: str = "") -> CostEstimate | None:
         """Return the cost of one model call; input and output are rounded half up to 8 decimal places.
 
-        None: a number of tokens or a rate is unknown.
+        None: a number of tokens or a rate is unknown. `delivery` is `batch`, or empty.
         """
         sent, received = usage.input_tokens, usage.output_tokens
-        rates = self._rates_of(sent, is_batch=is_batch)
+        rates = self._rates_of(sent, delivery)
         if sent < 0 or received < 0 or rates.input is None or rates.output is None:
             return None
         cached = min(max(0, usage.cached_tokens), sent)
@@ -106,8 +106,8 @@ class ModelPrice(Value):
         output_cost = _rounded(received * rates.output)
         return CostEstimate(input_cost=input_cost, output_cost=output_cost, total_cost=input_cost + output_cost)
 
-    def _rates_of(self, input_tokens: int, *, is_batch: bool) -> ModelPrice:
-        rates = self.batch.over(self) if is_batch and self.batch is not None else self
+    def _rates_of(self, input_tokens: int, delivery: str) -> ModelPrice:
+        rates = self.batch.over(self) if delivery == "batch" and self.batch is not None else self
         start = max((start for start in rates.above if input_tokens > start), default=None)
         return rates if start is None else rates.above[start].over(rates)
 
@@ -146,13 +146,13 @@ class RunPrices:
     def __post_init__(self) -> None:
         object.__setattr__(self, "first", min((key for key in self.decided if key != EMBEDDINGS), default=""))
 
-    def estimate(self, usage: TokenUsage, mark: PriceMark, *, is_batch: bool = False) -> CostEstimate | None:
+    def estimate(self, usage: TokenUsage, mark: PriceMark, *, delivery: str = "") -> CostEstimate | None:
         """Return the cost of a model call; None: unknown."""
         if mark is None or isinstance(mark, str):
             price = self.decided.get(self.first if mark is None else mark)
         else:
             price = read_price(mark)
-        return None if price is None else price.estimate(usage, is_batch=is_batch)
+        return None if price is None else price.estimate(usage, delivery=delivery)
 
     def to_data(self) -> dict[str, dict[str, object]]:
         """Return the recorded form."""

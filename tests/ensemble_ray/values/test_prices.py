@@ -20,9 +20,9 @@ PRICE = ModelPrice(
 )
 
 
-def cost(usage: TokenUsage, price: ModelPrice = PRICE, *, is_batch: bool = False) -> tuple[Decimal, Decimal]:
+def cost(usage: TokenUsage, price: ModelPrice = PRICE, *, delivery: str = "") -> tuple[Decimal, Decimal]:
     """The parts of a cost."""
-    found = price.estimate(usage, is_batch=is_batch)
+    found = price.estimate(usage, delivery=delivery)
     assert found is not None
     assert found.total_cost == found.input_cost + found.output_cost
     assert found.currency == "USD"
@@ -30,21 +30,21 @@ def cost(usage: TokenUsage, price: ModelPrice = PRICE, *, is_batch: bool = False
 
 
 @pytest.mark.parametrize(
-    ("usage", "is_batch", "millionths"),
+    ("usage", "delivery", "millionths"),
     [
-        (TokenUsage(1000, 100), False, (2000, 800)),
-        (TokenUsage(1000, 100, -1, 400), False, (600 * 2 + 200, 800)),
-        (TokenUsage(1000, 100, -1, 400, 100), False, (500 * 2 + 200 + 250, 800)),
-        (TokenUsage(1000, 100, 50, 0, 0), False, (2000, 800)),  # reasoning is part of the output
-        (TokenUsage(1000, 100, -1, 1000, 500), False, (500, 800)),  # counts that exceed the input
-        (TokenUsage(1001, 100, -1, 1), False, (4000 + 1, 800)),  # the whole request is longer
-        (TokenUsage(1000, 100, -1, 400), True, (600 + 200, 400)),  # no batch rate of cached input
-        (TokenUsage(0, 0), False, (0, 0)),
+        (TokenUsage(1000, 100), "", (2000, 800)),
+        (TokenUsage(1000, 100, -1, 400), "", (600 * 2 + 200, 800)),
+        (TokenUsage(1000, 100, -1, 400, 100), "", (500 * 2 + 200 + 250, 800)),
+        (TokenUsage(1000, 100, 50, 0, 0), "", (2000, 800)),  # reasoning is part of the output
+        (TokenUsage(1000, 100, -1, 1000, 500), "", (500, 800)),  # counts that exceed the input
+        (TokenUsage(1001, 100, -1, 1), "", (4000 + 1, 800)),  # the whole request is longer
+        (TokenUsage(1000, 100, -1, 400), "batch", (600 + 200, 400)),  # no batch rate of cached input
+        (TokenUsage(0, 0), "", (0, 0)),
     ],
 )
-def test_cost_of_a_call(usage: TokenUsage, is_batch: bool, millionths: tuple[int, int]) -> None:  # noqa: FBT001  a case
+def test_cost_of_a_call(usage: TokenUsage, delivery: str, millionths: tuple[int, int]) -> None:
     """S-PRC-10, S-PRC-11."""
-    assert cost(usage, is_batch=is_batch) == tuple(Decimal(each) / 1_000_000 for each in millionths)
+    assert cost(usage, delivery=delivery) == tuple(Decimal(each) / 1_000_000 for each in millionths)
 
 
 def test_cached_tokens_cost_what_others_do_without_a_rate() -> None:
