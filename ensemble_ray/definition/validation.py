@@ -550,18 +550,16 @@ def find_unpriced(definition: RunRules) -> tuple[str, object] | None:
     prices = RunPrices(given=definition.prices)
     chat = (each for each in priced_models(definition) if price_of(prices, each[1]) is None)
     embeds = (each for each in embedding_models(definition) if embedding_price(prices, each[1]) is None)
-    return next(chat, None) or next(embeds, None)
+    agents = declared_agents(definition) if isinstance(definition, EnsembleDefinition) else ()
+    runners = ((f"Agent '{each.role}'", each.runner) for each in agents if each.runner is not None)
+    return next(chat, None) or next(embeds, None) or next(runners, None)
 
 
 def priced_models(definition: RunRules) -> Iterator[tuple[str, object]]:
-    """Yield each model that a run asks or can be switched to, runners too, and where it is declared."""
-    if isinstance(definition, EnsembleDefinition):
-        yield from _models_of(definition)
-        yield from ((f"Agent '{each.role}'", each.runner) for each in declared_agents(definition) if each.runner)
-    else:
-        yield from _models_of(cast("MapDefinition", definition))
-        if definition.llm is not None:
-            yield "llm", definition.llm
+    """Yield each model that a run asks or can be switched to, and where it is declared."""
+    yield from _models_of(cast("EnsembleDefinition | MapDefinition", definition))
+    if not isinstance(definition, EnsembleDefinition) and definition.llm is not None:
+        yield "llm", definition.llm
     yield from ((f"models '{name}'", model) for name, model in definition.models.items())
 
 

@@ -35,6 +35,9 @@ _KEYS = {
     "cache_write": "cache_write_mtok",
 }
 _BATCH = {"processing": "batch"}
+_MOST_MARKS = 256
+#: by the ids of prices and model, which each entry keeps alive, so that the ids stay theirs
+_marks: dict[tuple[int, int], tuple[RunPrices, object, PriceMark]] = {}
 _HOUR_S = 3600  # prices that depend on the time of day change at most so often
 
 
@@ -42,6 +45,15 @@ def price_mark(costs: RunCosts, model: object) -> PriceMark:
     """Return how answers of a model refer to its price. A model that was unknown at the start brings it (S-PRC-14)."""
     if not isinstance(costs, RunPrices):
         return None
+    known = _marks.get((id(costs), id(model)))
+    if known is None:
+        if len(_marks) >= _MOST_MARKS:
+            _marks.clear()
+        known = _marks[id(costs), id(model)] = (costs, model, _new_mark(costs, model))
+    return known[2]
+
+
+def _new_mark(costs: RunPrices, model: object) -> PriceMark:
     key = _key_of(model)
     if key in costs.decided:
         return None if key == costs.first else key
@@ -91,7 +103,7 @@ def embedding_price(prices: RunPrices, model: object) -> ModelPrice | None:
 
 def needs_library(given: Mapping[str, GivenPrice], model: object) -> bool:
     """Return whether the price of a model may be looked up in the library."""
-    return bool(given) or _is_public(_url_of(model))
+    return _is_public(_url_of(model)) or any(isinstance(price, str) for price in given.values())
 
 
 def load_library() -> None:

@@ -115,8 +115,11 @@ class UsageTally:
     def _spend_call(
         self, answer: ModelAnswered | SamplingAnswered | ReflectionRecorded, sent: int, received: int
     ) -> None:
-        usage = TokenUsage(sent, received, -1, int(answer.cached_tokens), int(answer.cache_write_tokens))
-        self._spend(sent, received, answer_cost(self._costs, answer, usage))
+        cost = None
+        if self._costs is not None:
+            usage = TokenUsage(sent, received, -1, int(answer.cached_tokens), int(answer.cache_write_tokens))
+            cost = answer_cost(self._costs, answer, usage)
+        self._spend(sent, received, cost)
 
     def _spend(self, sent: int, received: int, cost: CostEstimate | None) -> None:
         self.spent_tokens += sent + received

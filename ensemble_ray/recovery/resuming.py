@@ -176,8 +176,9 @@ async def start_resumed(
     header, is_completed = head.header, head.state is RunState.COMPLETED
     options = options_again(facts, options)
     again = definition.with_options(options)
-    progress, tally = await tasks_done(store, found.run_id), UsageTally(costs_of(again, header))
+    progress, tally = await tasks_done(store, found.run_id), UsageTally()
     if _budget(again) is not None:
+        tally = UsageTally(costs_of(again, header))
         await read_pages(store, found.run_id, kinds_of(*PAID), tally.apply_all)
     spent = tally.spent
     if head.state is RunState.BUDGET_EXHAUSTED:

@@ -330,11 +330,29 @@ def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCos
     """
     if definition.cost_configuration is not None:
         return definition.cost_configuration
-    recorded = None if header is None else header.prices
-    prices = RunPrices.from_data(recorded, definition.prices)
-    if recorded is None:
-        models, embeds = _models_of(definition)
-        prices = decide_prices(prices, models, embeds)
+    if header is not None and header.prices is not None:
+        return RunPrices.from_data(header.prices, definition.prices)
+    return _new_costs(definition, *_models_of(definition))
+
+
+async def decide_costs(definition: RunRules, header: PlanRecorded | None) -> RunCosts:
+    """Return `costs_of` without blocking the loop for the import of the library of prices."""
+    if definition.cost_configuration is not None or (header is not None and header.prices is not None):
+        return costs_of(definition, header)
+    models, embeds = _models_of(definition)
+    if any(needs_library(definition.prices, each) for each in (*models, *embeds)):
+        await threads.run(load_library)
+    return _new_costs(definition, models, embeds)
+
+
+def _models_of(definition: RunRules) -> tuple[list[object], list[object]]:
+    """Return the chat models and the embedding models of a definition, each once."""
+    chat = {id(model): model for _, model in priced_models(definition)}
+    return list(chat.values()), [model for _, model in embedding_models(definition)]
+
+
+def _new_costs(definition: RunRules, models: Sequence[object], embeds: Sequence[object]) -> RunCosts:
+    prices = decide_prices(RunPrices(given=definition.prices), models, embeds)
     has_more = not isinstance(definition, EnsembleDefinition)  # factories may make agents with other models
     return prices if prices.decided or prices.given or has_more else None
 
@@ -342,20 +360,6 @@ def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCos
 def recorded_prices(costs: RunCosts) -> dict[str, dict[str, object]] | None:
     """Return the prices that the first fact of a run has; None: no model has a price of its own."""
     return costs.to_data() or None if isinstance(costs, RunPrices) else None
-
-
-async def decide_costs(definition: RunRules, header: PlanRecorded | None) -> RunCosts:
-    """Return `costs_of` without blocking the loop for the import of the library of prices."""
-    is_open = definition.cost_configuration is None and (header is None or header.prices is None)
-    if is_open and any(needs_library(definition.prices, each) for many in _models_of(definition) for each in many):
-        await threads.run(load_library)
-    return costs_of(definition, header)
-
-
-def _models_of(definition: RunRules) -> tuple[list[object], list[object]]:
-    """Return the chat models and the embedding models of a definition, each once."""
-    chat = {id(model): model for _, model in priced_models(definition)}
-    return list(chat.values()), [model for _, model in embedding_models(definition)]
 
 
 def request_of(

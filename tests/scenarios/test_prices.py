@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import (
+    Agent,
     ChatResponse,
     CostConfiguration,
     Ensemble,
@@ -19,6 +20,7 @@ from ensemble_ray import (
     RunOptions,
     Runtime,
     Task,
+    TaskRequest,
     TokenUsage,
     ValidationError,
     fork,
@@ -200,6 +202,26 @@ def test_max_cost_is_refused_where_a_price_is_unknown(runtime: Runtime, model_se
         team.run(runtime=runtime)
     assert len(server.requests) == 0
     assert team.replace(prices={**PRICES, "own": CHEAP}).run(runtime=runtime).is_complete
+
+
+class Own:
+    """An agent of another framework."""
+
+    model = "gpt-5"
+
+    def run(self, _request: TaskRequest) -> str:
+        """Answer."""
+        return "never"
+
+
+def test_max_cost_is_refused_for_a_runner(inline_runtime: Runtime) -> None:
+    """S-BUD-1, S-PRC-10: the library does not see the model that it calls, so it has no price under any name."""
+    own = Agent(role="Own", goal="g", runner=Own())
+    team = Ensemble(tasks=[task("a", own)], prices={"gpt-5": CHEAP}, max_cost=2)
+    with pytest.raises(ValidationError, match=r"that of 'gpt-5' is unknown \(Agent 'Own'\)"):
+        team.run(runtime=inline_runtime)
+    output = team.replace(max_cost=None).run(runtime=inline_runtime)
+    assert (dollars(output), output.metrics.total_unpriced_calls) == (None, 0)
 
 
 def test_map_of_a_model_without_a_price_is_not_limited_by_money(inline_runtime: Runtime, model_server: Servers) -> None:
