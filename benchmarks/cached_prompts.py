@@ -26,6 +26,7 @@ __all__ = ["RUNS", "Share", "fan_out", "main", "manager", "map_items", "sent_in"
 
 _CHARACTERS_PER_TOKEN = 4
 _LEAST, _STEP = 1024, 128  # tokens
+_OPENROUTER = "https://openrouter.ai/api/v1 model"
 _GUIDE = "Rate the tone of a message, and name what its writer wants. Give reasons in one sentence. "
 _PAGE = "The tide table of the harbour, with heights in metres and times of the day. "
 
@@ -137,7 +138,7 @@ def share_of(requests: Sequence[Sent], cache: PromptCache, *, marks_results: boo
     stored: set[int] = set()
     sent = cached = 0
     for messages, tools in requests:
-        body = json.loads(options.encode(messages, tools, cache=cache, marks_results=marks_results))
+        body = json.loads(options.encode(messages, tools, cache=cache, origin=_OPENROUTER if marks_results else ""))
         text, marks = _flatten(body)
         if cache == "breakpoints":
             ends = [end for end in marks if end >= _LEAST * _CHARACTERS_PER_TOKEN]

@@ -17,7 +17,6 @@ from ensemble_ray.definition.phase import Phase
 from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task, UnitOutput
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.llm.prices import check_given, describe_model, describe_unpriced, embedding_price, price_of
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.ids import MOST_RESENDS
 from ensemble_ray.values.prices import RunPrices
@@ -531,8 +530,11 @@ def _has_model(task: Task, definition: EnsembleDefinition) -> bool:
 
 def _check_costs(definition: RunRules) -> None:
     """Check names of models in `prices` (S-PRC-13), and that a limit of money has the price of every model (S-BUD-1)."""
-    if definition.cost_configuration is not None:
+    if definition.cost_configuration is not None or (definition.max_cost is None and not definition.prices):
         return
+    # Few runs need prices before they start.
+    from ensemble_ray.llm.prices import check_given, describe_model, describe_unpriced
+
     if definition.prices:
         check_given(RunPrices(given=definition.prices), priced_models(definition))
     if definition.max_cost is not None and (unpriced := find_unpriced(definition)) is not None:
@@ -547,6 +549,8 @@ def find_unpriced(definition: RunRules) -> tuple[str, object] | None:
     """Return the first model without a price, and where it is declared; None: all models have one."""
     if definition.cost_configuration is not None:
         return None
+    from ensemble_ray.llm.prices import embedding_price, price_of  # see above
+
     prices = RunPrices(given=definition.prices)
     chat = (each for each in priced_models(definition) if price_of(prices, each[1]) is None)
     embeds = (each for each in embedding_models(definition) if embedding_price(prices, each[1]) is None)

@@ -26,7 +26,6 @@ from ensemble_ray.llm.protocol.request import (
     SchemaOffer,
     SystemRole,
     default_cache,
-    takes_marked_results,
 )
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
 from ensemble_ray.llm.protocol.wire import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
@@ -217,7 +216,8 @@ class OpenAIChatModel:
             ValidationError: the endpoint needs a key, and there is none.
         """
         endpoint = self._endpoint()
-        return await endpoint.complete(self._encoder(endpoint, messages, tools))
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender, cache=endpoint.prompt_cache)
+        return await endpoint.complete(encode)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer in the form of that schema if the endpoint supports schemas; otherwise, and for errors, see `chat`."""
@@ -225,14 +225,15 @@ class OpenAIChatModel:
             return await self.chat(messages)
         endpoint = self._endpoint()
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        return await endpoint.complete(self._encoder(endpoint, messages), offer)
+        encode = partial(self._options.encode, messages, (), origin=endpoint.sender, cache=endpoint.prompt_cache)
+        return await endpoint.complete(encode, offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncGenerator[str | ChatResponse]:
         """Yield fragments of text and `Reasoning`, then a `ChatResponse` with all of it; errors as for `chat`."""
         endpoint = self._endpoint()
-        encode = self._encoder(endpoint, messages, tools)
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender, cache=endpoint.prompt_cache)
 
         def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint passes it by position
             return encode(roles, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING)
@@ -240,16 +241,6 @@ class OpenAIChatModel:
         async with aclosing(endpoint.stream(body)) as parts:
             async for part in parts:
                 yield part
-
-    def _encoder(
-        self, endpoint: Endpoint, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
-    ) -> partial[bytes]:
-        """Return the function that encodes a request for message roles."""
-        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
-        cache = self._prompt_cache or default_cache(endpoint.url, self._model)
-        if cache == "off" or (cache == "key" and self._has_own_key):
-            return encode
-        return partial(encode, cache=cache, marks_results=takes_marked_results(endpoint.url))
 
     def _endpoint(self) -> Endpoint:
         made = self._made
@@ -273,6 +264,7 @@ class OpenAIChatModel:
             time_s=self._max_answer_s or max(DEFAULT_ANSWER_TIME_S, timeout_s),
         )
         retries = (self._client_options or {}).get("max_retries")
+        cache = self._prompt_cache or default_cache(base_url, self._model)
         endpoint = Endpoint(
             url=resource_url(base_url, "/chat/completions", self._extra_query),
             model=self._model,
@@ -282,6 +274,7 @@ class OpenAIChatModel:
             max_retries=retries if isinstance(retries, int) else self._max_retries or 0,
             limits=limits,
             system_role=self._system_role,
+            prompt_cache="off" if cache == "key" and self._has_own_key else cache,
         )
         if self._sdk is None:
             self._made = (base_url, key, endpoint)

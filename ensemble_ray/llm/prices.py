@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelPrice as LibraryPrice
     from genai_prices.types import TieredPrices
 
-_FREE = ModelPrice(input=0, output=0, source="local")
 _KEYS = {
     "input": "input_mtok",
     "output": "output_mtok",
@@ -89,7 +88,7 @@ def _price(prices: RunPrices, model: object) -> ModelPrice | None:
     if isinstance(given, str):
         found = named_price(given)
     elif provider == "local":
-        found = _FREE
+        found = ModelPrice(input=0, output=0, source="local")
     else:
         found = url_price(name or "", _url_of(model))
     return given.over(found) if isinstance(given, ModelPrice) else found

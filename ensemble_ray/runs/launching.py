@@ -346,9 +346,20 @@ async def decide_costs(definition: RunRules, header: PlanRecorded | None) -> Run
 
 
 def _models_of(definition: RunRules) -> tuple[list[object], list[object]]:
-    """Return the chat models and the embedding models of a definition, each once."""
-    chat = {id(model): model for _, model in priced_models(definition)}
-    return list(chat.values()), [model for _, model in embedding_models(definition)]
+    """Return the chat models and the embedding models that a definition names, each once."""
+    embeds = [model for _, model in embedding_models(definition)]
+    if not isinstance(definition, EnsembleDefinition):
+        return list({id(model): model for _, model in priced_models(definition)}.values()), embeds
+    # Without the places of `priced_models`: this runs for every task of every run.
+    named: list[object] = [definition.llm, definition.manager_llm, *definition.models.values()]
+    named += [agent.llm for agent in definition.agents or ()]
+    for task in definition.all_tasks:
+        named.append(task.llm)
+        if (agent := task.agent) is not None:
+            named.append(agent.llm)
+        if (config := task.reflection_config) is not None:
+            named.append(config.model)
+    return list({id(model): model for model in named if model is not None}.values()), embeds
 
 
 def _new_costs(definition: RunRules, models: Sequence[object], embeds: Sequence[object]) -> RunCosts:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import cache
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -123,8 +124,8 @@ class TaskMetrics(Value):
     #: part of `output_tokens`; 0 also if uncounted (S-LLM-6)
     reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
     #: parts of `input_tokens` that providers' caches had, and that they stored; 0 also if uncounted (S-PRC-2)
-    cached_tokens: int = Field(default=0, exclude_if=_is_zero)
-    cache_write_tokens: int = Field(default=0, exclude_if=_is_zero)
+    cached_tokens: int = Field(default=0, exclude_if=not_)
+    cache_write_tokens: int = Field(default=0, exclude_if=not_)
     llm_latency: timedelta = timedelta()
     tool_execution_time: timedelta = timedelta()
     memory_retrieval_time: timedelta = timedelta()
@@ -136,7 +137,7 @@ class TaskMetrics(Value):
     delegation_count: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     #: model calls of unknown price or tokens, which `cost_estimate` lacks; 0 if no model of the run has a price (S-PRC-12)
-    unpriced_calls: int = Field(default=0, exclude_if=_is_zero)
+    unpriced_calls: int = Field(default=0, exclude_if=not_)
     cost_estimate: CostEstimate | None = None
 
     def add(self, other: TaskMetrics) -> TaskMetrics:
@@ -178,8 +179,8 @@ class ExecutionMetrics(Value):
     total_output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
     total_reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
-    total_cached_tokens: int = Field(default=0, exclude_if=_is_zero)
-    total_cache_write_tokens: int = Field(default=0, exclude_if=_is_zero)
+    total_cached_tokens: int = Field(default=0, exclude_if=not_)
+    total_cache_write_tokens: int = Field(default=0, exclude_if=not_)
     total_llm_latency: timedelta = timedelta()
     total_tool_execution_time: timedelta = timedelta()
     total_memory_retrieval_time: timedelta = timedelta()
@@ -191,7 +192,7 @@ class ExecutionMetrics(Value):
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     task_metrics: Mapping[str, TaskMetrics] = {}  # by role; the last task of a role wins (S-MET-23)
     metrics_by_task: Mapping[str, TaskMetrics] = {}  # by key in the plan, in execution order (S-MET-27)
-    total_unpriced_calls: int = Field(default=0, exclude_if=_is_zero)
+    total_unpriced_calls: int = Field(default=0, exclude_if=not_)
     total_cost_estimate: CostEstimate | None = None
 
     @classmethod

@@ -120,7 +120,6 @@ def _rounded(millionths: Decimal) -> Decimal:
     return (millionths / _MILLION).quantize(COST_UNIT, ROUND_HALF_UP)
 
 
-ModelPrice.model_rebuild()
 #: What a user gives for a model: rates, or the name of a model with the same price, as `PROVIDER:MODEL`.
 GivenPrice: TypeAlias = ModelPrice | str
 

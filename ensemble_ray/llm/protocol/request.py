@@ -194,19 +194,19 @@ class RequestOptions:
         suffix: bytes = b"",
         origin: str = "",
         cache: PromptCache = "off",
-        marks_results: bool = False,
     ) -> bytes:
-        """`suffix` has members such as `"stream":true`; `marks_results` puts breakpoints into results of tools, too."""
+        """`suffix` has members such as `"stream":true`."""
         about_tools = b""
         if tools and (self.with_tools or self.after_result):
             has_result = any(message.role == "tool" for message in messages)
             about_tools = self.after_result if has_result else self.with_tools
-        key = cache_key(messages) if cache == "key" else b""
-        members = b",".join(each for each in (about_tools, suffix, key) if each)
+        members = b",".join((about_tools, suffix)) if about_tools and suffix else about_tools or suffix
         sent = messages if roles == STANDARD_ROLES else roles.arrange(messages)
-        marks = (
-            breakpoints_of(sent, has_tools=bool(tools), marks_results=marks_results) if cache == "breakpoints" else None
-        )
+        marks = None
+        if cache == "breakpoints":
+            marks = breakpoints_of(sent, has_tools=bool(tools), marks_results=takes_marked_results(origin))
+        elif cache == "key" and (key := cache_key(messages)):
+            members = b",".join((members, key)) if members else key
         return encode_request(self.always, sent, tools, suffix=members, origin=origin, breakpoints=marks)
 
 
@@ -217,9 +217,9 @@ def default_cache(url: str, model: str) -> PromptCache:
     return "key" if url.startswith(_OPENAI) else "off"
 
 
-def takes_marked_results(url: str) -> bool:
+def takes_marked_results(origin: str) -> bool:
     """Whether an endpoint accepts breakpoints in results of tools; other gateways pass them on as errors."""
-    return url.startswith(_OPENROUTER)
+    return origin.startswith(_OPENROUTER)
 
 
 def cache_key(messages: Sequence[ChatMessage]) -> bytes:

@@ -62,6 +62,7 @@ _ENDS = frozenset({"stop", "tool_calls"})
 
 #: Names of counts in `usage`, by provider (S-PRC-1): OpenAI; DeepSeek; Anthropic's, as gateways pass them on; OpenRouter.
 _THOUGHT_COUNTS = ("reasoning_tokens",)
+_TOTALS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})  # all others are parts of them
 _CACHED_COUNTS = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
 _WRITTEN_COUNTS = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 
@@ -521,10 +522,12 @@ def usage_in(data: object) -> TokenUsage | None:
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
-    sent = _count(counts.get("prompt_tokens"))
+    sent, received = _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+    if counts.keys() <= _TOTALS:
+        return TokenUsage(sent, received)
     return TokenUsage(
         sent,
-        _count(counts.get("completion_tokens")),
+        received,
         _first_count(counts, "completion_tokens_details", _THOUGHT_COUNTS, _MOST_TOKENS),
         _first_count(counts, "prompt_tokens_details", _CACHED_COUNTS, sent),
         _first_count(counts, "prompt_tokens_details", _WRITTEN_COUNTS, sent),
@@ -540,7 +543,8 @@ def _first_count(counts: Mapping[str, object], details: str, names: Sequence[str
     inner = counts.get(details)
     for place in (cast("Mapping[str, object]", inner) if isinstance(inner, dict) else {}, counts):
         for name in names:
-            if (found := _count(place.get(name), most)) >= 0:
+            value = place.get(name)
+            if value is not None and (found := _count(value, most)) >= 0:
                 return found
     return -1
 

@@ -23,6 +23,7 @@ from ensemble_ray.llm.protocol.request import (
 )
 
 MARK = {"type": "ephemeral"}
+OPENROUTER = "https://openrouter.ai/api/v1 m"
 LONG = "A rule of the house. " * 200
 SYSTEM = ChatMessage("system", "You are A.")
 PROMPT = ChatMessage("user", f"## Context\n{LONG}\n\n## Task\nSay it")
@@ -70,11 +71,11 @@ def test_tool_loop_has_breakpoints_that_move_with_it() -> None:
     prompt = [marked(PROMPT.content[:split]), marked(PROMPT.content[split:])]
     first = [[marked("You are A.")], prompt, None]
     assert contents(sent(loop, TOOLS)) == [*first, "seen"]
-    body = sent(loop, TOOLS, marks_results=True)
+    body = sent(loop, TOOLS, origin=OPENROUTER)
     assert contents(body) == [*first, [marked("seen")]]
     assert json.dumps(body).count("cache_control") == 4
     longer = [*loop, asked, ChatMessage("tool", "again", tool_call_id="c1")]
-    assert contents(sent(longer, TOOLS, marks_results=True)) == [*first, "seen", None, [marked("again")]]
+    assert contents(sent(longer, TOOLS, origin=OPENROUTER)) == [*first, "seen", None, [marked("again")]]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text()), max_size=6), st.booleans())
@@ -82,7 +83,7 @@ def test_breakpoints_change_no_text(said: list[tuple[Any, str]], has_tools: bool
     """S-PRC-22."""
     messages = [SYSTEM, *(ChatMessage(role, text) for role, text in said)]
     tools = TOOLS if has_tools else []
-    body, before = sent(messages, tools, marks_results=True), sent(messages, tools, "off")
+    body, before = sent(messages, tools, origin=OPENROUTER), sent(messages, tools, "off")
     joined = [
         "".join(part["text"] for part in content) if isinstance(content, list) else content
         for content in contents(body)
