@@ -29,6 +29,7 @@ _BUSY = (
 _OTHERS = {
     "scale": "benchmarks.scale",
     "check": "benchmarks.counts",
+    "cached-prompts": "benchmarks.cached_prompts",
     "endpoint": "benchmarks.endpoint.requests",
     "million": "benchmarks.million.measure",
     "soak": "benchmarks.endpoint.soak",

@@ -83,6 +83,7 @@ _EXPORTS = {
         ChatMessage ChatResponse Effect JsonSchema ProviderFields Reasoning TokenUsage ToolCall ToolSpec
     """,
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
+    "ensemble_ray.values.prices": "ModelPrice",
     "ensemble_ray.values.task_output": "TaskOutput GraphRoutingContext LoopIterationContext GraphStep",
     "ensemble_ray.plan.planner": "AgentSynthesizer resolve_template SynthesisContext TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",

@@ -227,6 +227,7 @@ from ensemble_ray.values.outputs import ExitReason as ExitReason
 from ensemble_ray.values.outputs import FailedItem as FailedItem
 from ensemble_ray.values.outputs import ItemResult as ItemResult
 from ensemble_ray.values.outputs import RunState as RunState
+from ensemble_ray.values.prices import ModelPrice as ModelPrice
 from ensemble_ray.values.reviews import OnTimeoutAction as OnTimeoutAction
 from ensemble_ray.values.reviews import OpenReview as OpenReview
 from ensemble_ray.values.reviews import Review as Review
@@ -411,6 +412,7 @@ __all__ = [
     "MemoryScope",
     "MemoryStore",
     "MemoryTool",
+    "ModelPrice",
     "NoOpToolMetrics",
     "Node",
     "OnTimeoutAction",

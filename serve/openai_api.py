@@ -382,16 +382,24 @@ class ChatDetails(Wire):
     reasoning_tokens: int
 
 
+class InputDetails(Wire):
+    """Parts of a run's input tokens; 0 also if no provider counted them."""
+
+    cached_tokens: int = 0
+
+
 class ChatUsage(Wire):
     """Tokens of all tasks of a run.
 
     Attributes:
+        prompt_tokens_details: Left out if no provider read tokens from its cache.
         completion_tokens_details: Left out if no provider counted reasoning.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: InputDetails | None = Field(default=None, exclude_if=schemas.is_none)
     completion_tokens_details: ChatDetails | None = Field(default=None, exclude_if=schemas.is_none)
 
 
@@ -475,6 +483,7 @@ def chat_usage(metrics: Metrics) -> ChatUsage | None:
         prompt_tokens=tokens_in,
         completion_tokens=tokens_out,
         total_tokens=tokens_in + tokens_out,
+        prompt_tokens_details=InputDetails(cached_tokens=metrics.cached_tokens) if metrics.cached_tokens else None,
         completion_tokens_details=ChatDetails(reasoning_tokens=thought) if thought else None,
     )
 
@@ -637,12 +646,6 @@ class ResponseFailure(Wire):
     message: Text
 
 
-class InputDetails(Wire):
-    """Parts of a run's input tokens; unknown."""
-
-    cached_tokens: int = 0
-
-
 class OutputDetails(Wire):
     """Parts of a run's output tokens."""
 
@@ -785,6 +788,7 @@ def _response_usage(metrics: Metrics) -> ResponseUsage | None:
         return None
     return ResponseUsage(
         input_tokens=tokens_in,
+        input_tokens_details=InputDetails(cached_tokens=metrics.cached_tokens),
         output_tokens=tokens_out,
         output_tokens_details=OutputDetails(reasoning_tokens=metrics.reasoning_tokens),
         total_tokens=tokens_in + tokens_out,

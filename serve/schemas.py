@@ -76,6 +76,9 @@ class Metrics(Wire):
     total_tokens: int | None
     #: part of the output tokens; left out if 0
     reasoning_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
+    #: parts of the input tokens that providers' caches had, and that they stored; left out if 0
+    cached_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
+    cache_write_tokens: int = Field(default=0, exclude_if=lambda count: count == 0)
     llm_calls: int
     #: answers of earlier runs, and their tokens, which are in no other count; left out if 0
     reused_calls: int = Field(default=0, exclude_if=lambda count: count == 0)
@@ -84,6 +87,8 @@ class Metrics(Wire):
     llm_latency_s: float
     tool_execution_s: float
     cost: Cost | None
+    #: model calls of unknown price, which `cost` lacks; left out if 0
+    unpriced_calls: int = Field(default=0, exclude_if=lambda count: count == 0)
 
     @classmethod
     def of_task(cls, metrics: TaskMetrics) -> Self:
@@ -92,6 +97,8 @@ class Metrics(Wire):
             output_tokens=_count_or_none(metrics.output_tokens),
             total_tokens=_count_or_none(metrics.total_tokens),
             reasoning_tokens=metrics.reasoning_tokens,
+            cached_tokens=metrics.cached_tokens,
+            cache_write_tokens=metrics.cache_write_tokens,
             llm_calls=metrics.llm_call_count,
             reused_calls=metrics.reused_calls,
             reused_tokens=_count_or_none(metrics.reused_tokens),
@@ -99,6 +106,7 @@ class Metrics(Wire):
             llm_latency_s=metrics.llm_latency.total_seconds(),
             tool_execution_s=metrics.tool_execution_time.total_seconds(),
             cost=Cost.of(metrics.cost_estimate),
+            unpriced_calls=metrics.unpriced_calls,
         )
 
     @classmethod
@@ -108,6 +116,8 @@ class Metrics(Wire):
             output_tokens=_count_or_none(metrics.total_output_tokens),
             total_tokens=_count_or_none(metrics.total_tokens),
             reasoning_tokens=metrics.total_reasoning_tokens,
+            cached_tokens=metrics.total_cached_tokens,
+            cache_write_tokens=metrics.total_cache_write_tokens,
             llm_calls=metrics.total_llm_call_count,
             reused_calls=metrics.total_reused_calls,
             reused_tokens=_count_or_none(metrics.total_reused_tokens),
@@ -115,6 +125,7 @@ class Metrics(Wire):
             llm_latency_s=metrics.total_llm_latency.total_seconds(),
             tool_execution_s=metrics.total_tool_execution_time.total_seconds(),
             cost=Cost.of(metrics.total_cost_estimate),
+            unpriced_calls=metrics.total_unpriced_calls,
         )
 
 
@@ -313,7 +324,7 @@ class RunLimits(Wire):
 
     Attributes:
         max_tokens: Input and output tokens together.
-        max_cost: Money, in the currency of the team's cost configuration.
+        max_cost: Money, in USD or the currency of the team's cost configuration.
         max_parallel_tasks: Tasks that run at the same time.
     """
 

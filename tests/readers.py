@@ -88,6 +88,8 @@ def _trace(facts: Iterable[Fact]) -> Iterator[Said]:
             "reused tokens": _known(metrics.total_reused_tokens),
             "model calls": sum(not call.reused for call in calls),
             "tokens of model calls": sum(max(0, call.input_tokens) + max(0, call.output_tokens) for call in calls),
+            "cached tokens": metrics.total_cached_tokens,
+            "cached tokens of model calls": sum(max(0, call.cached_tokens) for call in calls),
             "tool calls": metrics.total_tool_calls,
             "cost": None if estimate is None else estimate.total_cost.normalize(),
             "completed": set(given),
@@ -108,10 +110,13 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
     completed: dict[str, Mapping[str, Any]] = {}
     failed: dict[str, Mapping[str, Any]] = {}
     gates: set[str] = set()
+    cached = 0
     for fact in facts:
         for message in projection.apply(fact):
             data: Mapping[str, Any] = message.data
             match message.type:
+                case "llm_iteration_completed":
+                    cached += data.get("cached_tokens", 0)
                 case "ensemble_started":
                     began = _instant(data["started_at"])
                 case "task_started":
@@ -134,6 +139,7 @@ def _messages(facts: Sequence[Fact]) -> Iterator[Said]:
             "run ended": None if end is None else _instant(totals["completed_at"]),
             "exit reason": None if end is None else totals["exit_reason"],
             "tokens": _known(totals["total_tokens"]),
+            "cached tokens of model calls": cached,
             "tool calls": totals["total_tool_calls"],
             "completed": set(completed),
             "completed at": {name: _instant(data["completed_at"]) for name, data in completed.items()},
@@ -185,6 +191,7 @@ def _studio(facts: Sequence[Fact]) -> Iterator[Said]:
             "state": RunState(row.status),
             "run ended": row.ended_at if state.is_final else None,
             "tokens": total,
+            "cached tokens": sum(each.cached_tokens for each in shown.values()),
             "all model calls": calls,
             "reused answers": row.reused_calls,
             "reused tokens": row.reused_tokens,
@@ -218,6 +225,9 @@ def _spans(facts: Sequence[Fact]) -> Iterator[Said]:
             "model calls": len(calls),
             "reused answers": len(reused),
             "tokens of model calls": sum(each.get(name) or 0 for each in calls for name in tokens),
+            "cached tokens of model calls": sum(
+                each.get("gen_ai.usage.cache_read.input_tokens") or 0 for each in calls
+            ),
             "completed": status["completed"],
             "failed": status["failed"],
         }

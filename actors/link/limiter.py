@@ -60,7 +60,8 @@ def shared_spending(context: RunContext, limiter: RemoteBudgetService, holder: s
     """Return the budget of this process's requests, which is released when the process `holder` has died."""
     if context.budget is None:
         return None
-    return Spending(RemoteAccount(limiter, context.budget, holder=holder), context.cost)
+    account, needs_prices = RemoteAccount(limiter, context.budget, holder=holder), context.budget.max_cost is not None
+    return Spending(account, context.cost, needs_prices=needs_prices)
 
 
 def close_account(context: RunContext) -> None:

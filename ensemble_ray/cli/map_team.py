@@ -22,6 +22,7 @@ from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.items.results import DeadLetters, refuse_old_rows
 from ensemble_ray.items.sources import NO_ITEMS, ItemSource, screen_source, source_of
 from ensemble_ray.items.text_files import CsvFile
+from ensemble_ray.llm.prices import price_of
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.process.config import home_directory
@@ -30,7 +31,9 @@ from ensemble_ray.record.head import read_head
 from ensemble_ray.teamfile.fields import GroupPrompt, ItemPrompt
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN
 from ensemble_ray.values.attachments import Attachment
-from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.messages import TokenUsage
+from ensemble_ray.values.metrics import CostConfiguration, CostEstimate
+from ensemble_ray.values.prices import RunPrices
 
 if TYPE_CHECKING:
     from ensemble_ray.items.pulling import ItemEntry
@@ -182,14 +185,21 @@ def estimate(team: MapTeam) -> dict[str, Any]:
     attached = sum(each.estimated_tokens for task in tasks for each in task.attachments)
     mean = (sum(len(prompt) for prompt in prompts) / CHARACTERS_PER_TOKEN + attached) / max(1, len(prompts))
     tokens = round(mean * (count - refused))
-    costs = team.cost_configuration
-    money = None if costs is None else costs.estimate(tokens, 0)
+    money = _input_cost(team, tokens)
     return {
         "items": count, "refused": refused, "source": team.item_source.place,
         "reduces": isinstance(team, MapReduceEnsemble), "first_prompt": prompts[0] if prompts else None,
         "input_tokens": tokens, "input_cost": None if money is None else float(money.input_cost),
-        "currency": None if costs is None else costs.currency,
+        "currency": None if money is None else money.currency,
     }  # fmt: skip
+
+
+def _input_cost(team: MapTeam, tokens: int) -> CostEstimate | None:
+    """Return the cost of the input of all items; None: the price of the team's model is unknown."""
+    if team.cost_configuration is not None:
+        return team.cost_configuration.estimate(tokens, 0)
+    price = price_of(RunPrices(given=team.prices), team.llm)
+    return None if price is None else price.estimate(TokenUsage(tokens, 0))
 
 
 def estimate_lines(found: Mapping[str, Any]) -> list[str]:

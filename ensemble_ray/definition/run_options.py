@@ -17,7 +17,6 @@ from ensemble_ray.values.value import DurationField, Value
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.fields import Durability
-    from ensemble_ray.values.metrics import CostConfiguration
 
 MOST_TAGS = 64  # tags of one run
 LONGEST_WORD = 256  # characters of a tag's name and of its value
@@ -37,7 +36,7 @@ class RunOptions(Value):
         max_parallel_tasks: Tasks that may run at the same time.
         durability: When facts are committed: `"effects"`, `"run"` or `"off"`.
         max_tokens: Tokens of input and output together that the run may use; > 0.
-        max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
+        max_cost: Money that the run may spend, in USD or the currency of `cost_configuration`; > 0.
         tags: Labels of the caller, by name, to find the run later: at most 64, of up to 256 characters each. They are recorded
             and shown in lists of runs, and have no other effect.
     """
@@ -120,15 +119,6 @@ def check_budget(arguments: Mapping[str, object], owner: str) -> None:
     fields.check_positive(cost, f"{owner} max_cost must be > 0 when set")
     if isinstance(cost, float) and not math.isfinite(cost):
         raise ValidationError(f"{owner} max_cost must be a finite amount, got: {cost}")
-
-
-def check_costs(max_cost: float | None, costs: CostConfiguration | None) -> None:
-    """Check that a limit of money has prices (S-BUD-1)."""
-    if max_cost is not None and costs is None:
-        raise ValidationError(
-            f"max_cost needs cost_configuration: a limit of {max_cost:g} needs the price of tokens. "
-            "Set cost_configuration, or limit tokens with max_tokens"
-        )
 
 
 def check_tags(tags: object, owner: str) -> None:

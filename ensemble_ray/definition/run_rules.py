@@ -20,6 +20,7 @@ from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.prices import GivenPrice, ModelPrice
 from ensemble_ray.values.reviews import ReviewFunction, Reviewing, ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Accepts, RateLimit, Value, to_tuple
@@ -64,6 +65,17 @@ def _check_dashboard(value: object) -> object:
     raise ValidationError(f"Ensemble dashboard must be a WebDashboard, got: {type(value).__name__}")
 
 
+def _check_prices(value: object) -> object:
+    """Refuse entries of another form (S-PRC-13)."""
+    for name, price in cast("Mapping[object, object]", value).items() if isinstance(value, Mapping) else ():
+        if not isinstance(price, ModelPrice | Mapping | str):
+            raise ValidationError(
+                f"Ensemble prices: '{name}' must be a ModelPrice or the name of a model, 'PROVIDER:MODEL', got: "
+                f"{type(price).__name__}"
+            )
+    return value
+
+
 if TYPE_CHECKING:
     _Synthesizer: TypeAlias = Synthesizer | Callable[[Task, Any], object] | None
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
@@ -74,6 +86,7 @@ if TYPE_CHECKING:
     _Tags: TypeAlias = Accepts[Mapping[str, str], Mapping[str, str] | None]
     _Started: TypeAlias = Callable[[str, str, int], object]
     _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
+    _Prices: TypeAlias = Accepts[Mapping[str, GivenPrice], Mapping[str, GivenPrice] | None]
     _OnStarted: TypeAlias = Accepts[tuple[_Started, ...], _Started | Sequence[_Started] | None]
     _OnCompleted: TypeAlias = Accepts[tuple[_Completed, ...], _Completed | Sequence[_Completed] | None]
 else:
@@ -83,6 +96,7 @@ else:
     _Dashboard = Annotated[Any, BeforeValidator(_check_dashboard)]
     _Listeners = Annotated[Sequence[object], SkipValidation, BeforeValidator(_to_listeners)]
     _Inputs = fields.CopiedMapping[str, object]
+    _Prices = Annotated[fields.CopiedMapping[str, GivenPrice], BeforeValidator(_check_prices)]
     _Tags = Annotated[fields.CopiedMapping[str, str], BeforeValidator(whole_data)]
     _OnStarted = _OnCompleted = fields.Callbacks[object]
 
@@ -114,10 +128,12 @@ class RunRules(Value):
         tool_metrics: Counts tool calls for a monitoring system; None: no counting.
         capture_mode: Level of detail of the trace; None: `ENSEMBLE_RAY_CAPTURE_MODE`, else `"off"`.
         trace_exporter: Receives the traces of successful runs.
-        cost_configuration: Money per token, for cost estimates.
+        cost_configuration: Money per token of every model, in place of `prices` and of the library's prices.
+        prices: Prices of models by name, or by `PROVIDER:MODEL`: a `ModelPrice`, whose missing rates are the library's, or the
+            name of a model with the same price, such as `"openai:gpt-5"`.
         max_tokens: Tokens of input and output together that one run may use. Then it ends early, with the outputs so far.
             None: no limit.
-        max_cost: Money that one run may spend, in the currency of `cost_configuration`; None: no limit.
+        max_cost: Money that one run may spend, in USD or the currency of `cost_configuration`; None: no limit.
         durability: When facts are committed. `"effects"`: before a tool with an effect is called and before a result leaves
             the run, else within 2 ms, so that no effect happens twice; `"run"`: within 200 ms; `"off"`: never.
         on_unknown: Handling of a tool call that began before a crash and has no result: `"tell_model"`, `"fail"`, `"ask"` at
@@ -158,6 +174,7 @@ class RunRules(Value):
     capture_mode: fields.CaptureModeField = fields.initially(None)
     trace_exporter: _Exporter = None
     cost_configuration: CostConfiguration | None = None
+    prices: _Prices = fields.initially({})
     max_tokens: fields.StrictInt | None = None
     max_cost: fields.StrictAmount | None = None
     durability: fields.DurabilityField = fields.initially(fields.Durability.EFFECTS)

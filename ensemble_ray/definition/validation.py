@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from weakref import WeakValueDictionary
 
 from ensemble_ray.definition.agent import Agent
@@ -14,12 +14,12 @@ from ensemble_ray.definition.fields import TEAM_MODEL, Durability, Workflow, lim
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop, body_key
 from ensemble_ray.definition.phase import Phase
-from ensemble_ray.definition.run_options import check_costs
 from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task, UnitOutput
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.values.ids import MOST_RESENDS
+from ensemble_ray.values.prices import RunPrices
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
@@ -60,7 +60,7 @@ def check_rules(definition: RunRules) -> None:
             "Ensemble rate_limit is configured but llm is None. "
             "An ensemble-level llm is required when rate_limit is set."
         )
-    check_costs(definition.max_cost, definition.cost_configuration)
+    _check_costs(definition)
     if definition.is_detached and definition.durability is Durability.OFF:
         raise ValidationError(
             "Ensemble review_wait 'detach' needs a record, in which the run waits, and durability is 'off'. "
@@ -546,12 +546,61 @@ def _has_model(task: Task, definition: EnsembleDefinition) -> bool:
     return task.llm is not None or (task.agent is not None and not uses_team_model(task.agent))
 
 
+def _check_costs(definition: RunRules) -> None:
+    """Check names of models in `prices` (S-PRC-13), and that a limit of money has the price of every model (S-BUD-1)."""
+    if definition.cost_configuration is not None or (definition.max_cost is None and not definition.prices):
+        return
+    # Few runs need prices before they start.
+    from ensemble_ray.llm.prices import check_given, describe_model, describe_unpriced
+
+    if definition.prices:
+        check_given(RunPrices(given=definition.prices), priced_models(definition))
+    if definition.max_cost is not None and (unpriced := find_unpriced(definition)) is not None:
+        place, model = unpriced
+        raise ValidationError(
+            f"max_cost needs cost_configuration: a limit of {definition.max_cost:g} needs the price of every model, and that "
+            f"of {describe_model(model)} is unknown ({place}). {describe_unpriced(model)}"
+        )
+
+
+def find_unpriced(definition: RunRules) -> tuple[str, object] | None:
+    """Return the first model without a price, and where it is declared; None: all models have one."""
+    if definition.cost_configuration is not None:
+        return None
+    from ensemble_ray.llm.prices import embedding_price, price_of  # see above
+
+    prices = RunPrices(given=definition.prices)
+    chat = (each for each in priced_models(definition) if price_of(prices, each[1]) is None)
+    embeds = (each for each in embedding_models(definition) if embedding_price(prices, each[1]) is None)
+    agents = declared_agents(definition) if isinstance(definition, EnsembleDefinition) else ()
+    runners = ((f"Agent '{each.role}'", each.runner) for each in agents if each.runner is not None)
+    return next(chat, None) or next(embeds, None) or next(runners, None)
+
+
+def priced_models(definition: RunRules) -> Iterator[tuple[str, object]]:
+    """Yield each model that a run asks or can be switched to, and where it is declared."""
+    yield from _models_of(cast("EnsembleDefinition | MapDefinition", definition))
+    if not isinstance(definition, EnsembleDefinition) and definition.llm is not None:
+        yield "llm", definition.llm
+    yield from ((f"models '{name}'", model) for name, model in definition.models.items())
+
+
+def embedding_models(definition: RunRules) -> Iterator[tuple[str, object]]:
+    """Yield the embedding models of a run's memory that are asked at an endpoint, and where they are declared."""
+    if isinstance(definition, EnsembleDefinition):
+        long_term = None if definition.memory is None else definition.memory.long_term
+        for place, store in (("memory", long_term), ("memory_store", definition.memory_store)):
+            model = getattr(store, "embedding_model", None)
+            if hasattr(type(model), "base_url"):
+                yield place, model
+
+
 _MOST_PLACES = 3
 
 
 def check_model_keys(definition: EnsembleDefinition | MapDefinition) -> None:
     """Check the keys of all models that a run will use."""
-    check_keys_of(_models_of(definition))
+    check_keys_of([*_models_of(definition), *embedding_models(definition)])
 
 
 def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> None:
@@ -559,7 +608,7 @@ def check_team_keys(teams: Mapping[str, EnsembleDefinition | MapDefinition]) -> 
     problems: list[str] = []
     for name, team in teams.items():
         try:
-            check_keys_of([*_models_of(team), *team.models.items()])
+            check_keys_of([*_models_of(team), *embedding_models(team), *team.models.items()])
         except ValidationError as error:
             problems += [f"Team '{name}': {line}" for line in message_of(error).splitlines()]
     if problems:
@@ -601,9 +650,6 @@ def _models_of(definition: EnsembleDefinition | MapDefinition) -> Iterator[tuple
         yield "manager_llm", manager_model(definition, agents)
     else:
         yield from _models_of_reflection(tasks)
-    if definition.memory is not None:
-        yield "memory", getattr(definition.memory.long_term, "embedding_model", None)
-    yield "memory_store", getattr(definition.memory_store, "embedding_model", None)
 
 
 def _models_of_tasks(

@@ -162,6 +162,8 @@ class LlmIterationCompletedEvent(Event):
     finish_reason: str | None = None
     reasoning: str | None = None
     reused: str = ""  # id of the run that the answer was taken from (S-USE-40); empty: the model was asked
+    #: part of `input_tokens`, read from the provider's cache
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,7 @@ def llm_iteration_completed(
     instance: str,
     reasoning: str | None = None,
     reused: str = "",
+    cached_tokens: int = 0,
 ) -> Message:
     """Report that a model answered; unknown token counts are 0 (S-EVT-16)."""
     data: dict[str, object] = {
@@ -162,6 +163,7 @@ def llm_iteration_completed(
         "instance": instance,
         **({} if reasoning is None else {"reasoning": reasoning}),
         **({"reused": reused} if reused else {}),
+        **({"cached_tokens": cached_tokens} if cached_tokens > 0 else {}),
     }
     return Message("llm_iteration_completed", data)
 
@@ -446,6 +448,7 @@ class RunMessages:
                     instance=event.instance,
                     reasoning=event.reasoning,
                     reused=event.reused,
+                    cached_tokens=event.cached_tokens,
                 )
             case events.TokenEvent():
                 token = render_token(event, at)

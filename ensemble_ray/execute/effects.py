@@ -19,6 +19,7 @@ from ensemble_ray.facts.effects import (
     MemoryStored,
     ModelAnswered,
     ModelWait,
+    ReflectionRecorded,
     SamplingAnswered,
     ToolReturned,
     is_making_agent,
@@ -30,14 +31,23 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.values.ids import delegated_instance, is_inside_unit
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    TokenUsage,
+    ToolCall,
+    incomplete_reason,
+    unusual_finish_reason,
+)
 from ensemble_ray.values.metrics import (
     UNKNOWN_TOKENS,
     CostConfiguration,
+    CostEstimate,
     MemoryOperationCounts,
     TaskMetrics,
     add_tokens,
 )
+from ensemble_ray.values.prices import PriceMark, RunCosts, RunPrices, estimate_embeddings
 from ensemble_ray.values.task_output import OutputType, TaskOutput, type_name
 from ensemble_ray.values.trace import (
     CapturedMessage,
@@ -139,6 +149,7 @@ class ModelEffect:
     reuse_digest: str = ""  # these three as in `ModelAnswered`
     reused: str = ""
     reused_tokens: tuple[int, ...] = ()
+    price: PriceMark = None
 
     def __post_init__(self) -> None:
         self.latency_s = max(0.0, self.latency_s)
@@ -159,6 +170,8 @@ class ModelEffect:
             input_tokens=UNKNOWN_TOKENS if usage is None else usage.input_tokens,
             output_tokens=UNKNOWN_TOKENS if usage is None else usage.output_tokens,
             reasoning_tokens=UNKNOWN_TOKENS if usage is None else usage.reasoning_tokens,
+            cached_tokens=UNKNOWN_TOKENS if usage is None else usage.cached_tokens,
+            cache_write_tokens=UNKNOWN_TOKENS if usage is None else usage.cache_write_tokens,
             response_type="final_answer" if self.is_final else "tool_calls",
             response_text=self.response.text if self.is_final else None,
             reasoning=self.response.reasoning,
@@ -319,11 +332,11 @@ class TaskEffects:
             ]
         return {**data, "reviews": list(self.reviews)} if self.reviews else data
 
-    def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
+    def metrics(self, costs: RunCosts) -> TaskMetrics:
         inputs: list[int] = []
         outputs: list[int] = []
         llm_s = tools_s = 0.0
-        incomplete = reasoning = 0
+        incomplete = reasoning = cached = written = 0
         reused: list[tuple[int, ...]] = []
         for model in self.models:  # one pass: this runs for every task of every run
             if model.reused:
@@ -331,7 +344,10 @@ class TaskEffects:
             usage = model.response.usage
             inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
             outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
-            reasoning += 0 if usage is None else max(0, usage.reasoning_tokens)
+            if usage is not None:
+                reasoning += max(0, usage.reasoning_tokens)
+                cached += max(0, usage.cached_tokens)
+                written += max(0, usage.cache_write_tokens)
             llm_s += model.latency_s
             incomplete += incomplete_reason(model.response) is not None
             for tool in model.tools:
@@ -345,12 +361,23 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
-        by_model = None if not self.is_chained else dict(Counter([each.model for each in self.models if each.model and not each.reused]))
+        by_model = (
+            None
+            if not self.is_chained
+            else dict(Counter([each.model for each in self.models if each.model and not each.reused]))
+        )
+        cost, unpriced = None, 0
+        if isinstance(costs, CostConfiguration):
+            cost = costs.estimate(input_tokens, output_tokens)
+        elif costs is not None:
+            cost, unpriced = self._cost(costs)
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             total_tokens=UNKNOWN_TOKENS if input_tokens < 0 or output_tokens < 0 else input_tokens + output_tokens,
             reasoning_tokens=reasoning,
+            cached_tokens=cached,
+            cache_write_tokens=written,
             llm_latency=timedelta(seconds=llm_s),
             tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
@@ -363,10 +390,25 @@ class TaskEffects:
             reused_calls=len(reused),
             reused_tokens=add_tokens(sum(reused, ())) if reused else 0,
             reused_output_tokens=add_tokens(tokens[-1] for tokens in reused) if reused else 0,
-            cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+            unpriced_calls=unpriced,
+            cost_estimate=cost,
             memory_retrieval_time=timedelta(seconds=0 if self.memory is None else self.memory.reading_s),
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
+
+    def _cost(self, prices: RunPrices) -> tuple[CostEstimate | None, int]:
+        """Return the cost of the calls with a known price, and the number of the other calls (S-PRC-12)."""
+        found = [prices.estimate(model.response.usage or TokenUsage(), model.price) for model in self.models]
+        for _, answer in self.sampled:
+            counts = (answer.input_tokens, answer.output_tokens, -1, answer.cached_tokens, answer.cache_write_tokens)
+            found.append(answer_cost(prices, answer, TokenUsage(*counts)))
+        if self.embedding_tokens:
+            found.append(estimate_embeddings(prices, self.embedding_tokens))
+        cost: CostEstimate | None = None
+        for each in found:
+            cost = each if cost is None else cost.add(each)
+        is_priced = cost is not None or bool(prices.first)
+        return cost, found.count(None) if is_priced else 0
 
     def trace(
         self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics
@@ -398,6 +440,19 @@ class TaskEffects:
         if is_inside_unit(self.instance) and not self.is_recorded:
             return None
         return trace.replace(metadata={**trace.metadata, "state": "cancelled"})
+
+
+def answer_cost(
+    costs: RunCosts,
+    answer: ModelAnswered | SamplingAnswered | ReflectionRecorded,
+    usage: TokenUsage,
+    *,
+    delivery: str = "",
+) -> CostEstimate | None:
+    """Return the cost of a recorded answer with these counts; None: unknown."""
+    if costs is None or isinstance(costs, CostConfiguration):
+        return None if costs is None else costs.estimate(usage.input_tokens, usage.output_tokens)
+    return costs.estimate(usage, answer.price, delivery=delivery)
 
 
 def is_work(data: FactData) -> bool:

@@ -30,6 +30,7 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.runs import DirectivesShown
 from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names, model_names
+from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore, RunMemory
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import bounded_logger
@@ -184,7 +185,7 @@ async def _store(
 async def _charge(scope: TaskScope, tokens: int) -> None:
     """Charge embedded tokens, whose number is known only afterwards (S-MEM-129)."""
     if tokens and scope.ports.spending is not None:
-        await scope.ports.spending.charge_input(tokens)
+        await scope.ports.spending.charge_embeddings(tokens)
 
 
 _log = bounded_logger(__name__)
@@ -340,11 +341,11 @@ async def _ask_model(
     """Call a model, and fill gaps of its answer with the task's texts (S-REFL-12, S-REFL-13)."""
     task, count = scope.order.task, 1 if prior is None else prior.run_count + 1
     messages = [ChatMessage(role="user", content=build_reflection_request(task, output.raw, prior))]
-    tokens, names = (0, 0), NO_NAMES
+    usage, names = TokenUsage(0, 0), NO_NAMES
     observations: tuple[str, ...]
     parts = parse_reflection("")
     try:
-        response, tokens, answered = await _call_model(scope, model, messages)
+        response, usage, answered = await _call_model(scope, model, messages)
         names = added_names(answered, declared_model(scope, model, model_names(model)))
         if response.text is None or not response.text.strip():
             raise ValueError("the model's answer is empty")
@@ -365,18 +366,21 @@ async def _ask_model(
     return ReflectionRecorded(
         key=reflection_key(task.description),
         reflection=reflection.to_data(),
-        input_tokens=tokens[0],
-        output_tokens=tokens[1],
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
         is_first=prior is None,
         model=names.model,
         provider=names.provider,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        price=price_mark(scope.context.cost, model),
     )
 
 
 async def _call_model(
     scope: TaskScope, model: ChatModel, messages: list[ChatMessage]
-) -> tuple[ChatResponse, tuple[int, int], ModelNames]:
-    """Return the answer, its (input, output) tokens, which do not count for the task (S-REFL-18), and its model."""
+) -> tuple[ChatResponse, TokenUsage, ModelNames]:
+    """Return the answer, its tokens, which do not count for the task (S-REFL-18), and its model."""
     order, effects = scope.order, scope.effects
     separate_effects = TaskEffects(
         task_description=effects.task_description,
@@ -396,9 +400,10 @@ async def _call_model(
         estimated_input(messages, ()),
         answer_tokens(response.text, response.tool_calls, response.reasoning),
     )
-    tokens = (
-        usage.input_tokens if usage.input_tokens >= 0 else estimated[0],
-        usage.output_tokens if usage.output_tokens >= 0 else estimated[1],
+    tokens = replace(
+        usage,
+        input_tokens=usage.input_tokens if usage.input_tokens >= 0 else estimated[0],
+        output_tokens=usage.output_tokens if usage.output_tokens >= 0 else estimated[1],
     )
     return response, tokens, attempts.names
 

@@ -23,8 +23,9 @@ from ensemble_ray.schedule.stimuli import Stimulus
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
-from ensemble_ray.values.metrics import CostConfiguration, RunBudget
+from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.values.prices import RunCosts
 from ensemble_ray.values.reviews import ModelSwitch, OpenReview, Review, ReviewPolicy
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, RunTracing, TaskTrace
@@ -354,7 +355,7 @@ class RunContext:
     max_tool_output_length: int = -1  # most characters that the model sees; negative: all (S-ENG-70)
     tool_log_truncate_length: int = 200  # most characters in log lines; -1: all (S-ENG-72)
     log_fields: Mapping[str, str] = field(default_factory=dict[str, str])  # the caller's, for every process (S-PAR-16)
-    cost: CostConfiguration | None = None
+    cost: RunCosts = None
     budget: RunBudget | None = None
     has_tool_metrics: bool = False  # the driver has ToolMetrics
     forwards_logs: bool = False  # agents' warnings and prints go to the driver's log (S-SET-57)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar, cast
 
 from ensemble_ray.definition.task import ReflectionInput
-from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
+from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, ValidationError, message_of
 from ensemble_ray.events import Event
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects, UnknownEffect, is_work
@@ -19,6 +19,7 @@ from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.llm.limits.endpoints import EndpointService, process_endpoints
+from ensemble_ray.llm.prices import describe_model, describe_unpriced, price_of
 from ensemble_ray.ports import (
     Clock,
     EventSink,
@@ -35,8 +36,9 @@ from ensemble_ray.text.foreign_text import estimate_tokens
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.memory import TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.values.metrics import Amount, CostConfiguration, RunBudget, price
+from ensemble_ray.values.metrics import Amount, CostConfiguration, RunBudget, amount_of, price
 from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.prices import RunCosts, estimate_embeddings
 from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
@@ -211,9 +213,11 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # by pre
 class Spending:
     """Budget of one run for the requests of this process."""
 
-    def __init__(self, account: SpendingAccount, costs: CostConfiguration | None) -> None:
+    def __init__(self, account: SpendingAccount, costs: RunCosts, *, needs_prices: bool = False) -> None:
+        """`needs_prices` refuses requests of unknown price: the budget limits money."""
         self.account = account
-        self._costs = costs
+        self.costs = costs
+        self._needs_prices = needs_prices
         self._answers: dict[str, tuple[int, int]] = {}  # by kind of agent: (number of answers, their output tokens)
 
     def request(
@@ -225,20 +229,34 @@ class Spending:
             count, total = self._answers.get(template, (0, 0))
             output = max(1, math.ceil(total / count)) if count else _FIRST_OUTPUT
         return Request(
-            spending=self, template=template, input_tokens=estimated_input(messages, tools), output_tokens=output
+            spending=self,
+            template=template,
+            model=model,
+            input_tokens=estimated_input(messages, tools),
+            output_tokens=output,
         )
 
-    def price(self, input_tokens: int, output_tokens: int) -> Amount:
-        return price(self._costs, input_tokens, output_tokens)
+    def price(self, model: object, usage: TokenUsage, *, delivery: str = "") -> Amount:
+        """Return the cost of a call; a `ValidationError` refuses an unknown price if the budget limits money."""
+        costs = self.costs
+        if costs is None or isinstance(costs, CostConfiguration):
+            return price(costs, usage.input_tokens, usage.output_tokens)
+        found = price_of(costs, model)
+        if found is None and self._needs_prices:
+            what = f"max_cost: the price of {describe_model(model)} is unknown"
+            raise ValidationError(f"{what}. {describe_unpriced(model)}")
+        return amount_of(
+            usage.input_tokens, usage.output_tokens, None if found is None else found.estimate(usage, delivery=delivery)
+        )
 
-    def charge_answer(self, claim: str, template: str, input_tokens: int, output_tokens: int) -> None:
+    def charge_answer(self, claim: str, template: str, model: object, usage: TokenUsage, *, delivery: str = "") -> None:
         count, total = self._answers.get(template, (0, 0))
-        self._answers[template] = (count + 1, total + output_tokens)
-        self.account.charge(claim, self.price(input_tokens, output_tokens))
+        self._answers[template] = (count + 1, total + usage.output_tokens)
+        self.account.charge(claim, self.price(model, usage, delivery=delivery))
 
-    async def charge_input(self, tokens: int) -> None:
-        """Charge input tokens without a claim, even beyond the budget."""
-        self.account.charge("", self.price(tokens, 0))
+    async def charge_embeddings(self, tokens: int) -> None:
+        """Charge tokens that an embedding model read, without a claim, even beyond the budget."""
+        self.account.charge("", amount_of(tokens, 0, estimate_embeddings(self.costs, tokens)))
         await self.account.settle()
 
     def close(self) -> None:
@@ -251,13 +269,15 @@ class Request:
 
     spending: Spending
     template: str
+    model: object
     input_tokens: int
     output_tokens: int
     estimated: tuple[int, int] | None = None  # (input, output) tokens that were charged without the provider's count
 
     async def send(self, attempt: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
         """Reserve the estimate, make one attempt, and charge the real tokens; may raise `BudgetExhaustedError`."""
-        claim = await self.spending.account.reserve(self.spending.price(self.input_tokens, self.output_tokens))
+        estimate = TokenUsage(self.input_tokens, self.output_tokens)
+        claim = await self.spending.account.reserve(self.spending.price(self.model, estimate))
         try:
             response = await attempt()
         except BaseException:
@@ -271,16 +291,17 @@ class Request:
         )
         if charged != counted:
             self.estimated = charged
-        self.spending.charge_answer(claim, self.template, *charged)
+        known = TokenUsage(*charged, -1, usage.cached_tokens, usage.cache_write_tokens)
+        self.spending.charge_answer(claim, self.template, self.model, known)
         return response
 
 
-def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> Spending | None:
+def spending_here(budget: RunBudget | None, costs: RunCosts) -> Spending | None:
     if budget is None:
         return None
     from ensemble_ray.llm.limits.accounts import LocalAccount  # few runs have a budget
 
-    return Spending(LocalAccount(budget), costs)
+    return Spending(LocalAccount(budget), costs, needs_prices=budget.max_cost is not None)
 
 
 def answer_tokens(text: str | None, calls: Sequence[ToolCall], reasoning: str | None = None) -> int:

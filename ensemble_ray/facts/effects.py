@@ -135,6 +135,11 @@ class ModelAnswered(FactData):
     reuse_digest: str = written(TEXT, default="")  # of the whole request, if its task has `reuse` (S-USE-10)
     reused: str = written(TEXT, default="")  # id of the run that the answer was taken from; empty: the model was asked
     reused_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)  # input, output there
+    #: parts of `input_tokens` that the provider's cache had, and that it stored (S-PRC-1); -1: unknown
+    cached_tokens: int = written(type_of("a number", int, float), default=-1)
+    cache_write_tokens: int = written(type_of("a number", int, float), default=-1)
+    #: None: the run's first price; a text: another of its prices, "" if it is unknown; an object: the price itself (S-PRC-14)
+    price: str | Mapping[str, object] | None = written(type_of("a text or an object", str, Mapping), default=None)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
@@ -270,6 +275,9 @@ class SamplingAnswered(FactData):
     estimated_tokens: tuple[int, ...] = written(list_of(NUMBER), default=(), read=tuple, write=list)
     model: str | None = written(ANY, default=None, read=_text_or_none)
     provider: str | None = written(ANY, default=None, read=_text_or_none)
+    cached_tokens: int = written(NUMBER, default=-1)
+    cache_write_tokens: int = written(NUMBER, default=-1)
+    price: str | Mapping[str, object] | None = written(type_of("a text or an object", str, Mapping), default=None)
 
 
 _MANY_NOTES = 16  # From this number on, notes are recorded as one text.
@@ -394,6 +402,9 @@ class ReflectionRecorded(FactData):
     #: see `ModelAnswered`; None, too: no model was called
     model: str | None = written(ANY, default=None, read=_text_or_none)
     provider: str | None = written(ANY, default=None, read=_text_or_none)
+    cached_tokens: int = written(NUMBER, default=-1)
+    cache_write_tokens: int = written(NUMBER, default=-1)
+    price: str | Mapping[str, object] | None = written(type_of("a text or an object", str, Mapping), default=None)
 
     @property
     def reflection_value(self) -> TaskReflection:

@@ -295,6 +295,8 @@ class PlanRecorded(FactData):
         read=lambda value: RecordedFork(value["run"], value["task"]) if value else None,
         write=RecordedFork._asdict,
     )
+    #: of the models that were known at the start, by `PROVIDER:MODEL` (S-PRC-14)
+    prices: Mapping[str, Mapping[str, object]] | None = written(optional(OBJECT), default=None)
     traceparent: str | None = written(optional(TEXT), default=None)  # W3C `traceparent` of the requesting program
 
     @property

@@ -19,7 +19,14 @@ from pydantic import SecretStr
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.failures import CallOrigin, flaw_of, key_headers, provider_of, resource_url, shown_url
 from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
-from ensemble_ray.llm.protocol.request import MessageRoles, RequestOptions, SchemaOffer, SystemRole
+from ensemble_ray.llm.protocol.request import (
+    MessageRoles,
+    PromptCache,
+    RequestOptions,
+    SchemaOffer,
+    SystemRole,
+    default_cache,
+)
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
 from ensemble_ray.llm.protocol.wire import (
     CHAT_COMPLETIONS,
@@ -59,6 +66,10 @@ class OpenAIChatModel:
             first user message; None: the first refusal of a system message decides.
         reads: Kinds of attachments that the model reads, of `image`, `audio` and `file`; None: all are sent, and the endpoint
             decides. Text files are sent as text.
+        prompt_cache: Use of the provider's cache of prompts. `breakpoints`: texts are marked where a stored beginning may end,
+            which Anthropic's models need behind a gateway; `key`: requests of one agent have a `prompt_cache_key`, which
+            sends them to the same server; `off`: neither. None: `key` at OpenAI, `breakpoints` for Anthropic's models at
+            OpenRouter, `off` elsewhere.
         request_options: Options of every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
             merged into the request, `extra_headers` are sent with it, and `extra_query` is added to the URL. Options
             about tools, such as `tool_choice`, are part of requests with tools only.
@@ -90,6 +101,7 @@ class OpenAIChatModel:
         structured_outputs: bool | None = None,
         system_role: SystemRole | None = None,
         reads: Collection[AttachmentKind] | None = None,
+        prompt_cache: PromptCache | None = None,
         **request_options: object,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
@@ -123,6 +135,13 @@ class OpenAIChatModel:
             )
         self._system_role: SystemRole | None = system_role
         self._reads = _checked_reads(self._NAME, reads)
+        if prompt_cache is not None and prompt_cache not in get_args(PromptCache):
+            raise ValidationError(
+                f"{self._NAME} prompt_cache must be 'breakpoints', 'key', 'off' or None, got: {prompt_cache!r}"
+            )
+        if prompt_cache == "breakpoints" and self._API is not CHAT_COMPLETIONS:
+            raise ValidationError(f"{self._NAME} prompt_cache cannot be 'breakpoints': only chat completions have them")
+        self._prompt_cache: PromptCache | None = prompt_cache
         self._request_options = dict(request_options)
         self._prepare()
 
@@ -135,6 +154,7 @@ class OpenAIChatModel:
             raise ValidationError(f"{self._NAME} extra_query must be a mapping, got: {type(query).__name__}")
         self._extra_query = cast("Mapping[str, object]", query)
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
+        self._has_own_key = "prompt_cache_key" in options or "prompt_cache_key" in extra_body
         self._options, has_form = self._read_options(options, extra_body)
         if has_form and self._structured_outputs:
             raise ValidationError(
@@ -232,7 +252,7 @@ class OpenAIChatModel:
             UnreadableAttachmentError: the endpoint refused an attachment.
         """
         endpoint = self._endpoint()
-        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender, cache=endpoint.prompt_cache)
         try:
             return await endpoint.complete(encode)
         except Exception as error:
@@ -245,7 +265,9 @@ class OpenAIChatModel:
             return await self.chat(messages)
         endpoint = self._endpoint()
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True, text=self._text)
-        encode = partial(self._options.encode, messages, (), origin=endpoint.sender, has_offer=True)
+        encode = partial(
+            self._options.encode, messages, (), origin=endpoint.sender, has_offer=True, cache=endpoint.prompt_cache
+        )
         try:
             return await endpoint.complete(encode, offer)
         except Exception as error:
@@ -257,7 +279,7 @@ class OpenAIChatModel:
     ) -> AsyncGenerator[str | ChatResponse]:
         """Yield fragments of text and `Reasoning`, then a `ChatResponse` with all of it; errors as for `chat`."""
         endpoint = self._endpoint()
-        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender)
+        encode = partial(self._options.encode, messages, tools, origin=endpoint.sender, cache=endpoint.prompt_cache)
 
         def body(roles: MessageRoles, with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint passes it by position
             asks_usage = with_usage and self._API is CHAT_COMPLETIONS  # another API always sends it
@@ -302,6 +324,9 @@ class OpenAIChatModel:
             time_s=self._max_answer_s or max(DEFAULT_ANSWER_TIME_S, timeout_s),
         )
         retries = (self._client_options or {}).get("max_retries")
+        cache = self._prompt_cache or default_cache(base_url, self._model)
+        if cache == "breakpoints" and self._API is not CHAT_COMPLETIONS:
+            cache = "off"
         endpoint = Endpoint(
             url=resource_url(base_url, self._API.path, self._extra_query),
             model=self._model,
@@ -312,6 +337,7 @@ class OpenAIChatModel:
             limits=limits,
             system_role=self._system_role,
             api=self._API,
+            prompt_cache="off" if cache == "key" and self._has_own_key else cache,
         )
         if self._sdk is None:
             self._made = (base_url, key, endpoint)
@@ -357,6 +383,7 @@ class OpenAIChatModel:
             "structured_outputs": self._structured_outputs,
             "system_role": self._system_role,
             "reads": self._reads,
+            "prompt_cache": self._prompt_cache,
             **self._request_options,
         }
 
@@ -383,6 +410,8 @@ class OpenAIChatModel:
             shown.append(f"system_role={self._system_role!r}")
         if self._reads is not None:
             shown.append(f"reads={self._reads!r}")
+        if self._prompt_cache is not None:
+            shown.append(f"prompt_cache={self._prompt_cache!r}")
         # These may contain keys.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]

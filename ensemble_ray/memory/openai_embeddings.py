@@ -145,6 +145,18 @@ class OpenAIEmbeddingModel:
         self._dimensions = dimensions
         self._batcher = TextBatcher(self._embed_batch, batch_size)
 
+    @property
+    def base_url(self) -> str:
+        """The URL of calls made now.
+
+        Raises:
+            ValidationError: `OPENAI_BASE_URL` is no URL.
+        """
+        base_url = self._base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or _DEFAULT_BASE_URL
+        if flaw := flaw_of(base_url):
+            raise ValidationError(f"OpenAIEmbeddingModel OPENAI_BASE_URL {flaw}")
+        return base_url
+
     def check_key(self) -> None:
         """Check that a call from this process has its key.
 
@@ -181,9 +193,7 @@ class OpenAIEmbeddingModel:
         return await self._endpoint().fetch(json_bytes(request), partial(_parse_answer, count=len(batch)))
 
     def _endpoint(self) -> Endpoint:
-        base_url = self._base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or _DEFAULT_BASE_URL
-        if flaw := flaw_of(base_url):
-            raise ValidationError(f"OpenAIEmbeddingModel OPENAI_BASE_URL {flaw}")
+        base_url = self.base_url
         in_environment = check_key(os.environ.get("OPENAI_API_KEY", ""), "The environment variable OPENAI_API_KEY")
         key = in_environment if self._api_key is None else self._api_key.get_secret_value()
         if not key and base_url == _DEFAULT_BASE_URL:

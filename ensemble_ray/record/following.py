@@ -167,6 +167,7 @@ class EventProjection:
             instance=execution.id,
             reasoning=answer.reasoning,
             reused=answer.reused,
+            cached_tokens=answer.cached_tokens,
         )
 
     def _call(self, change: history.CallEnded) -> Iterator[Message]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
+from ensemble_ray.execute.effects import answer_cost
 from ensemble_ray.execute.scope import answer_tokens
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -23,7 +24,9 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.fact import Fact, FactData, as_count, as_mapping
 from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded
-from ensemble_ray.values.metrics import Amount, CostConfiguration, add_tokens, price
+from ensemble_ray.values.messages import TokenUsage
+from ensemble_ray.values.metrics import Amount, CostEstimate, add_tokens, amount_of
+from ensemble_ray.values.prices import RunCosts, estimate_embeddings
 from ensemble_ray.values.trace import TaskTrace
 
 PAID = (ModelAnswered, SamplingAnswered, MemoryRecalled, MemoryStored, ReflectionRecorded)  # Facts that cost tokens.
@@ -41,7 +44,7 @@ class UsageTally:
         spent_tokens: Tokens that a budget counts, including estimates.
     """
 
-    def __init__(self, costs: CostConfiguration | None = None) -> None:
+    def __init__(self, costs: RunCosts = None) -> None:
         """Start without facts; with `costs` the tally of the budget includes money."""
         self.tokens = 0
         self.model_calls = 0
@@ -97,10 +100,11 @@ class UsageTally:
 
     def _apply_memory(self, fact: Fact[MemoryRecalled | MemoryStored]) -> None:
         self.tokens = add_tokens((self.tokens, fact.data.embedding_tokens))
-        self._spend(fact.data.embedding_tokens, 0)
+        tokens = fact.data.embedding_tokens
+        self._spend(tokens, 0, estimate_embeddings(self._costs, tokens))
 
     def _apply_reflection(self, fact: Fact[ReflectionRecorded]) -> None:
-        self._spend(fact.data.input_tokens, fact.data.output_tokens)
+        self._spend_call(fact.data, fact.data.input_tokens, fact.data.output_tokens)
 
     def _count_tokens(self, answer: ModelAnswered | SamplingAnswered) -> None:
         self.model_calls += 1
@@ -114,12 +118,21 @@ class UsageTally:
             estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls, reasoning))
             sent = sent if sent >= 0 else max(0, estimated[0])
             received = received if received >= 0 else max(0, estimated[-1])
-        self._spend(sent, received)
+        self._spend_call(answer, sent, received)
 
-    def _spend(self, sent: int, received: int) -> None:
-        self.spent_tokens += sent + received
+    def _spend_call(
+        self, answer: ModelAnswered | SamplingAnswered | ReflectionRecorded, sent: int, received: int
+    ) -> None:
+        cost = None
         if self._costs is not None:
-            self._spent_cost += price(self._costs, sent, received).cost
+            usage = TokenUsage(sent, received, -1, int(answer.cached_tokens), int(answer.cache_write_tokens))
+            cost = answer_cost(self._costs, answer, usage)
+        self._spend(sent, received, cost)
+
+    def _spend(self, sent: int, received: int, cost: CostEstimate | None) -> None:
+        self.spent_tokens += sent + received
+        if cost is not None:
+            self._spent_cost += amount_of(sent, received, cost).cost
 
     def _apply_call(self, fact: Fact[ToolIntended | DelegationDecided | ToolReturned]) -> None:
         if "/call-" not in fact.name:

@@ -44,7 +44,7 @@ from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.recovery.resuming import plan_again, planned_form, recorded_definition, start_resumed
 from ensemble_ray.runs.attachments import copy_contents, detach_contents, read_attachments, read_inputs
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import name_of
+from ensemble_ray.runs.launching import decide_costs, name_of, recorded_prices
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
@@ -262,6 +262,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         runtime=recorded.runtime,
         capture_mode=recorded.capture_mode,
         forked_from=RecordedFork(offer.run_id, offer.from_task),
+        prices=recorded_prices(await decide_costs(definition, recorded)),
         started_at=now,
         rest=recorded.rest,
     )

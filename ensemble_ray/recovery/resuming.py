@@ -32,7 +32,7 @@ from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.record.unknown_outcomes import read_begun_work
 from ensemble_ray.runs.attachments import restore_attachments
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import ResumeState
+from ensemble_ray.runs.launching import ResumeState, costs_of
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime, SubmissionReason
 from ensemble_ray.runtime import connect
@@ -180,8 +180,9 @@ async def start_resumed(
     header, is_completed = head.header, head.state is RunState.COMPLETED
     options = options_again(facts, options)
     again = definition.with_options(options)
-    progress, tally = await tasks_done(store, found.run_id), UsageTally(again.cost_configuration)
+    progress, tally = await tasks_done(store, found.run_id), UsageTally()
     if _budget(again) is not None:
+        tally = UsageTally(costs_of(again, header))
         await read_pages(store, found.run_id, kinds_of(*PAID), tally.apply_all)
     spent = tally.spent
     if head.state is RunState.BUDGET_EXHAUSTED:

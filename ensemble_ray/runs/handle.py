@@ -38,8 +38,10 @@ from ensemble_ray.runs.launching import (
     RunScope,
     TracedRun,
     WorkSummary,
+    decide_costs,
     exit_reason_of,
     name_of,
+    recorded_prices,
     show_run,
 )
 from ensemble_ray.runs.ports import Runtime
@@ -341,9 +343,12 @@ class Run:
             prepared = await self._launcher.prepare(self._scope)
             if isinstance(prepared, ExitReason):
                 return self._end_early(prepared)
+            resumption = self._scope.resumption
+            costs = await decide_costs(self._definition, None if resumption is None else resumption.header)
+            self._scope = replace(self._scope, costs=costs)
             header = self._header(mode)
             self._announce(prepared, header)
-            resumption, recorded = self._scope.resumption, None
+            recorded = None
             if self._scope.is_named if resumption is None else resumption.is_completed:
                 expected = header if resumption is None else None
                 recorded = await self._launcher.replay(self._scope, expected, self._describe(prepared, mode))
@@ -396,6 +401,7 @@ class Run:
             overrides=dict(self._origin.overrides),
             runtime=self._scope.runtime.name,
             capture_mode=mode.value,
+            prices=recorded_prices(self._scope.costs),
             traceparent=self._traced.traceparent,
         )
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import OnUnknown, Origin
 from ensemble_ray.definition.run_rules import RunListeners, RunRules
+from ensemble_ray.definition.validation import embedding_models, priced_models
 from ensemble_ray.errors import message_of
 from ensemble_ray.errors.texts import is_library_file
 from ensemble_ray.events import Event, RunTracedEvent, RunTracer
@@ -26,6 +27,7 @@ from ensemble_ray.execute.orders import RunContext, RunModels
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler, LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.llm.names import NO_NAMES, declared_names, model_names
+from ensemble_ray.llm.prices import decide_prices, load_library, needs_library
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Dashboard, DashboardRun
@@ -41,6 +43,7 @@ from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.values.prices import RunCosts, RunPrices
 from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.trace import CaptureMode, RunTracing, parse_traceparent
 
@@ -71,6 +74,7 @@ class RunScope:
     cancelled: asyncio.Event
     begun: asyncio.Event  # set when the runtime has received the work
     tracing: RunTracing | None = None  # None: not traced
+    costs: RunCosts = None
 
     @property
     def store(self) -> RunStore:
@@ -278,6 +282,7 @@ def run_context_of(
     log_fields: Mapping[str, str],
     tracing: RunTracing | None = None,
     is_fork: bool = False,
+    costs: RunCosts = None,
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
     plan, limit = planned.plan, definition.delegation_timeout
@@ -292,7 +297,7 @@ def run_context_of(
         max_tool_output_length=definition.max_tool_output_length,
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
-        cost=definition.cost_configuration,
+        cost=costs,
         budget=RunBudget.of(definition.max_tokens, definition.max_cost),
         has_tool_metrics=definition.tool_metrics is not None,
         durability=definition.durability,
@@ -322,6 +327,56 @@ def run_context_of(
     )
 
 
+def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCosts:
+    """Return the costs of a run's models. Those that a resumed run decided on at its start stay (S-PRC-14).
+
+    None: no model has a price.
+    """
+    if definition.cost_configuration is not None:
+        return definition.cost_configuration
+    if header is not None and header.prices is not None:
+        return RunPrices.from_data(header.prices, definition.prices)
+    return _new_costs(definition, *_models_of(definition))
+
+
+async def decide_costs(definition: RunRules, header: PlanRecorded | None) -> RunCosts:
+    """Return `costs_of` without blocking the loop for the import of the library of prices."""
+    if definition.cost_configuration is not None or (header is not None and header.prices is not None):
+        return costs_of(definition, header)
+    models, embeds = _models_of(definition)
+    if any(needs_library(definition.prices, each) for each in (*models, *embeds)):
+        await threads.run(load_library)
+    return _new_costs(definition, models, embeds)
+
+
+def _models_of(definition: RunRules) -> tuple[list[object], list[object]]:
+    """Return the chat models and the embedding models that a definition names, each once."""
+    embeds = [model for _, model in embedding_models(definition)]
+    if not isinstance(definition, EnsembleDefinition):
+        return list({id(model): model for _, model in priced_models(definition)}.values()), embeds
+    # Without the places of `priced_models`: this runs for every task of every run.
+    named: list[object] = [definition.llm, definition.manager_llm, *definition.models.values()]
+    named += [agent.llm for agent in definition.agents or ()]
+    for task in definition.all_tasks:
+        named.append(task.llm)
+        if (agent := task.agent) is not None:
+            named.append(agent.llm)
+        if (config := task.reflection_config) is not None:
+            named.append(config.model)
+    return list({id(model): model for model in named if model is not None}.values()), embeds
+
+
+def _new_costs(definition: RunRules, models: Sequence[object], embeds: Sequence[object]) -> RunCosts:
+    prices = decide_prices(RunPrices(given=definition.prices), models, embeds)
+    has_more = not isinstance(definition, EnsembleDefinition)  # factories may make agents with other models
+    return prices if prices.decided or prices.given or has_more else None
+
+
+def recorded_prices(costs: RunCosts) -> dict[str, dict[str, object]] | None:
+    """Return the prices that the first fact of a run has; None: no model has a price of its own."""
+    return costs.to_data() or None if isinstance(costs, RunPrices) else None
+
+
 def request_of(
     scope: RunScope, definition: EnsembleDefinition, planned: Planned, *, capture_mode: CaptureMode
 ) -> RunRequest:
@@ -337,6 +392,7 @@ def request_of(
         log_fields=scope.log_fields,
         tracing=scope.tracing,
         is_fork=scope.resumption is not None and scope.resumption.header.forked_from is not None,
+        costs=scope.costs,
     )
     store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(

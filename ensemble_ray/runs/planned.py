@@ -60,7 +60,14 @@ from ensemble_ray.runs.attachments import (
     read_inputs,
     refuse_in_hierarchy,
 )
-from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, check_context_budgets, request_of
+from ensemble_ray.runs.launching import (
+    RunConclusion,
+    RunScope,
+    WorkSummary,
+    check_context_budgets,
+    costs_of,
+    request_of,
+)
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun, claim_run, release_run
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import instance_of, new_object_id, node_key
@@ -298,9 +305,10 @@ class PlannedLauncher:
             await scope.store.summary(scope.run_id)  # report an unavailable store before a model is called (S-DUR-5)
         definition = self.definition  # the coordinator continues the count from these requests' facts
         budget = RunBudget.of(definition.max_tokens, definition.max_cost)
+        header = None if scope.resumption is None else scope.resumption.header
         if budget is not None and scope.resumption is not None:
             budget = replace(budget, spent=scope.resumption.spent)
-        spending = None if budget is None else spending_here(budget, definition.cost_configuration)
+        spending = None if budget is None else spending_here(budget, costs_of(definition, header))
 
         def record(name: str, model: ChatModel) -> ChatModel:
             """Record a model's calls as effects of the run (S-SET-46)."""

@@ -31,6 +31,7 @@ class CostSchema(StudioSchema):
 
     amount: str
     currency: str
+    unpriced_calls: int = 0  # model calls of unknown price, which the amount lacks
 
 
 class FailureSchema(StudioSchema):
@@ -484,6 +485,7 @@ class StepTokens(StudioSchema):
 
     input: int | None = None
     output: int | None = None
+    cached: int | None = None  # part of the input; null: no provider counted it
 
 
 class StepPlace(StudioSchema):
@@ -584,6 +586,7 @@ class AnswerSchema(StudioSchema):
     input_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
     latency_ms: int | None = None
     model: str | None = None
     started_at: Millis | None = None

@@ -68,6 +68,7 @@ from ensemble_ray.values.attachments import KINDS as ATTACHMENT_TYPES
 from ensemble_ray.values.attachments import Attachment, attachment_of, attachments_in
 from ensemble_ray.values.memory import MemoryScope
 from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.prices import GivenPrice, ModelPrice
 from ensemble_ray.values.reviews import Review
 from ensemble_ray.values.value import RateLimit
 
@@ -90,6 +91,9 @@ class _Endpoint(FileSection):
     )
     reads: list[Text] = key(
         "Kinds of attachments that the model reads: image, audio, file; without it the endpoint decides."
+    )
+    prompt_cache: Text = key(
+        "Use of the provider's cache of prompts: breakpoints, key or off; without it as is safe at the endpoint."
     )
     extra_query: FreeMapping = key("Further parameters of the URL's query, such as api-version. No keys here.")
     max_retries: Whole = key("How often the model itself repeats a failed call, in addition to the team's retries.")
@@ -307,6 +311,36 @@ class RateLimitKeys(FileSection):
 class CostKeys(FileSection):
     called = "a cost configuration"
     currency: Text = key("Shown after amounts; default USD.")
+
+
+@keys_of(ModelPrice, without={"source", "above", "batch"})
+class _RateKeys(FileSection):
+    called = "a price"
+
+
+_Rates = Annotated[_RateKeys, AfterValidator(_RateKeys.build)]
+
+
+@keys_of(ModelPrice, without={"source"})
+class PriceKeys(FileSection):
+    called = "a price"
+    above: Annotated[dict[str, _Rates], mapping("must be a mapping of numbers of tokens to rates")] = key()
+    batch: _Rates = key()
+
+
+def _read_price(node: object, info: ValidationInfo) -> GivenPrice:
+    if isinstance(node, Entries):
+        return cast("ModelPrice", PriceKeys.model_validate(node, context=context_of(info)).build())
+    name = text_in(node)
+    if name is None:
+        raise ValidationError("must be a mapping with keys such as 'input', or the name of a model, PROVIDER:MODEL")
+    return name
+
+
+Prices = Annotated[
+    dict[str, Annotated[object, PlainValidator(_read_price, json_schema_input_type=str | PriceKeys)]],
+    mapping("must be a mapping of models to prices"),
+]
 
 
 @keys_of(RetryPolicy)

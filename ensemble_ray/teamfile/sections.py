@@ -41,6 +41,7 @@ from ensemble_ray.teamfile.fields import (
     Attachments,
     Memory,
     Model,
+    Prices,
     ReflectionName,
     ReflectionStoreName,
     Retry,
@@ -496,6 +497,7 @@ class MapTeamKeys(FileSection):
         "Makes agents for tasks that name none: `template`, `llm_based`, or module:attribute."
     )
     models: Annotated[dict[str, Model], mapping()] = key()
+    prices: Prices = key()
     inputs: _Inputs = key()
     listeners: list[ListenerName] = key(
         "Objects or classes with methods such as `on_task_start`, each as module:attribute."

@@ -18,16 +18,21 @@ OnIncomplete = Literal["warn", "fail", "retry"]
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
 
 
+_COUNTS = ("input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens", "cache_write_tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens of one model call; -1 means unknown, 0 is known."""
 
     input_tokens: int = -1
     output_tokens: int = -1
-    reasoning_tokens: int = -1
+    reasoning_tokens: int = -1  # part of the output
+    cached_tokens: int = -1  # part of the input, read from the provider's cache
+    cache_write_tokens: int = -1  # part of the input, stored in the provider's cache
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens", "reasoning_tokens"):
+        for name in _COUNTS:
             count: object = getattr(self, name)
             if type(count) is not int:  # a model may count in another type of numbers
                 object.__setattr__(self, name, -1 if count is None else int(cast("float", count)))

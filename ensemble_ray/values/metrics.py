@@ -17,7 +17,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.value import Value
 
 UNKNOWN_TOKENS = -1  # S-MET-3
-_COST_UNIT = Decimal("0.00000001")  # costs have 8 decimal places (S-MET-31); an `Amount` is a multiple of the unit
+COST_UNIT = Decimal("0.00000001")  # costs have 8 decimal places (S-MET-31); an `Amount` is a multiple of the unit
 _UNITS = 10**8
 
 
@@ -107,8 +107,8 @@ class CostConfiguration(Value):
         """Return the cost of tokens, each part rounded half up to 8 decimal places; None if a number is unknown."""
         if input_tokens < 0 or output_tokens < 0:
             return None
-        input_cost = (self.input_token_rate * input_tokens).quantize(_COST_UNIT, ROUND_HALF_UP)
-        output_cost = (self.output_token_rate * output_tokens).quantize(_COST_UNIT, ROUND_HALF_UP)
+        input_cost = (self.input_token_rate * input_tokens).quantize(COST_UNIT, ROUND_HALF_UP)
+        output_cost = (self.output_token_rate * output_tokens).quantize(COST_UNIT, ROUND_HALF_UP)
         return CostEstimate(
             input_cost=input_cost, output_cost=output_cost, total_cost=input_cost + output_cost, currency=self.currency
         )
@@ -124,6 +124,9 @@ class TaskMetrics(Value):
     total_tokens: int = UNKNOWN_TOKENS
     #: part of `output_tokens`; 0 also if uncounted (S-LLM-6)
     reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
+    #: parts of `input_tokens` that providers' caches had, and that they stored; 0 also if uncounted (S-PRC-2)
+    cached_tokens: int = Field(default=0, exclude_if=not_)
+    cache_write_tokens: int = Field(default=0, exclude_if=not_)
     llm_latency: timedelta = timedelta()
     tool_execution_time: timedelta = timedelta()
     memory_retrieval_time: timedelta = timedelta()
@@ -139,6 +142,8 @@ class TaskMetrics(Value):
     reused_tokens: int = Field(default=0, exclude_if=not_)  # input and output that these answers had there
     reused_output_tokens: int = Field(default=0, exclude_if=not_)  # the output alone
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
+    #: model calls of unknown price or tokens, which `cost_estimate` lacks; 0 if no model of the run has a price (S-PRC-12)
+    unpriced_calls: int = Field(default=0, exclude_if=not_)
     cost_estimate: CostEstimate | None = None
 
     def add(self, other: TaskMetrics) -> TaskMetrics:
@@ -182,6 +187,8 @@ class ExecutionMetrics(Value):
     total_output_tokens: int = UNKNOWN_TOKENS
     total_tokens: int = UNKNOWN_TOKENS
     total_reasoning_tokens: int = Field(default=0, exclude_if=_is_zero)
+    total_cached_tokens: int = Field(default=0, exclude_if=not_)
+    total_cache_write_tokens: int = Field(default=0, exclude_if=not_)
     total_llm_latency: timedelta = timedelta()
     total_tool_execution_time: timedelta = timedelta()
     total_memory_retrieval_time: timedelta = timedelta()
@@ -196,6 +203,7 @@ class ExecutionMetrics(Value):
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     task_metrics: Mapping[str, TaskMetrics] = {}  # by role; the last task of a role wins (S-MET-23)
     metrics_by_task: Mapping[str, TaskMetrics] = {}  # by key in the plan, in execution order (S-MET-27)
+    total_unpriced_calls: int = Field(default=0, exclude_if=not_)
     total_cost_estimate: CostEstimate | None = None
 
     @classmethod
@@ -261,6 +269,8 @@ class MetricsSum:
             total_output_tokens=found.output_tokens,
             total_tokens=found.total_tokens,
             total_reasoning_tokens=found.reasoning_tokens,
+            total_cached_tokens=found.cached_tokens,
+            total_cache_write_tokens=found.cache_write_tokens,
             total_llm_latency=found.llm_latency,
             total_tool_execution_time=found.tool_execution_time,
             total_memory_retrieval_time=found.memory_retrieval_time,
@@ -275,6 +285,7 @@ class MetricsSum:
             memory_operations=found.memory_operations,
             task_metrics=dict(self._by_role),
             metrics_by_task={},
+            total_unpriced_calls=found.unpriced_calls,
             total_cost_estimate=found.cost_estimate,
         )
 
@@ -302,10 +313,16 @@ class Amount:
 NOTHING = Amount()
 
 
+def amount_of(input_tokens: int, output_tokens: int, cost: CostEstimate | None) -> Amount:
+    """Return tokens and their cost as an amount. An unknown cost is 0."""
+    return Amount(input_tokens + output_tokens, 0 if cost is None else int(cost.total_cost * _UNITS))
+
+
 def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int) -> Amount:
     """Return tokens as an amount. An unknown cost is 0."""
-    estimate = None if costs is None else costs.estimate(input_tokens, output_tokens)
-    return Amount(input_tokens + output_tokens, 0 if estimate is None else int(estimate.total_cost * _UNITS))
+    return amount_of(
+        input_tokens, output_tokens, None if costs is None else costs.estimate(input_tokens, output_tokens)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

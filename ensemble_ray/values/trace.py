@@ -169,6 +169,9 @@ class ToolCallTrace(Value):
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
 
+_is_unknown = (-1).__eq__  # a method of C: it is called for each interaction of every task
+
+
 class LlmInteraction(Value):
     """A model call of a task, with the tool calls that the model requested."""
 
@@ -178,7 +181,9 @@ class LlmInteraction(Value):
     latency: timedelta
     input_tokens: int = -1
     output_tokens: int = -1
-    reasoning_tokens: int = Field(default=-1, exclude_if=lambda tokens: tokens == -1)  # part of `output_tokens`
+    reasoning_tokens: int = Field(default=-1, exclude_if=_is_unknown)  # part of `output_tokens`
+    cached_tokens: int = Field(default=-1, exclude_if=_is_unknown)  # part of `input_tokens`
+    cache_write_tokens: int = Field(default=-1, exclude_if=_is_unknown)  # part of `input_tokens`
     response_type: Literal["tool_calls", "final_answer"]
     response_text: str | None = None  # of final answers
     reasoning: str | None = Field(default=None, exclude_if=_is_none)  # not part of the answer

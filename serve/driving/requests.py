@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.definition.validation import find_unpriced
 from ensemble_ray.plan.planner import TaskDependencyGraph, check_foreign_values
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.runs import check_run_id
@@ -241,9 +242,9 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
     tokens = _bound("max_tokens", wanted.max_tokens, (limits.max_tokens, definition.max_tokens))
     wanted_cost = None if wanted.max_cost is None else float(wanted.max_cost)
     cost = _bound("max_cost", wanted_cost, (limits.max_cost, definition.max_cost))
-    if cost is not None and definition.cost_configuration is None and definition.max_cost is None:
+    if cost is not None and definition.max_cost is None and find_unpriced(definition) is not None:
         if wanted.max_cost is not None:
-            raise _too_much("max_cost needs a team with a cost configuration")
+            raise _too_much("max_cost needs a team whose models have prices")
         cost = None
     parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
     return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None)

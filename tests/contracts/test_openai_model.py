@@ -430,3 +430,24 @@ async def test_a_users_own_key_is_sent_when_there_is_one(api: Api, way: Way) -> 
         with use_effect_key("effect-1"):
             await model.chat(HELLO)
         assert server.requests[0].headers["idempotency-key"] == "mine"
+
+
+async def test_use_of_the_cache_is_sent_as_the_model_says(way: dict[str, object] | None) -> None:
+    """S-PRC-21, S-PRC-22: whole and streamed; nothing of it by default at an endpoint of one's own."""
+    asked = [ChatMessage("system", "You are A."), ChatMessage("user", "hello")]
+    marked = [{"type": "text", "text": "You are A.", "cache_control": {"type": "ephemeral"}}]
+    with ModelServer(["1", "2", "3", "4"]) as server:
+        for cache in (None, "breakpoints", "key"):
+            model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, client_options=way, prompt_cache=cache)  # type: ignore[arg-type]  one of them
+            assert (await model.chat(asked)).text
+        own = OpenAIChatModel(
+            "m", base_url=server.base_url, api_key=KEY, client_options=way, prompt_cache="key", prompt_cache_key="mine"
+        )
+        assert [each async for each in own.stream(asked)]
+    default, breakpoints, key, mine = (request.body for request in server.requests)
+    assert [message["content"] for message in server.requests[0].messages] == ["You are A.", "hello"]
+    assert [message["content"] for message in server.requests[1].messages] == [marked, "hello"]
+    keys = [body.get("prompt_cache_key") for body in (default, breakpoints, key, mine)]
+    assert keys[:2] == [None, None]
+    assert str(keys[2]).startswith("ensemble-ray-")
+    assert keys[3] == "mine"

@@ -55,7 +55,7 @@ from tests.serve.remote_agents import Remote, served_remote
 __all__ = ["STORIES", "MadeRun", "Maker"]
 
 _COST = CostConfiguration(input_token_rate=Decimal("0.001"), output_token_rate=Decimal("0.01"))
-_USAGE = TokenUsage(40, 10)
+_USAGE = TokenUsage(40, 10, -1, 30, 5)
 
 
 @dataclass(frozen=True)

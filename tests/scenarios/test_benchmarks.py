@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.cached_prompts import fan_out, manager, map_items, sent_in, share_of, tool_loop
 from benchmarks.counts import BASELINE, compare, versions
 from benchmarks.harness import Conditions, Measured, WrongCountError, chosen_variants, measure
 from benchmarks.jobs import chain
@@ -26,6 +27,7 @@ from benchmarks.rows import OVERHEADS, ROWS, Overhead, Row, Target
 from benchmarks.scale import KINDS, line_of
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Setting
+from ensemble_ray import ChatMessage
 from ensemble_ray.testing import ModelServer, ServedRequest
 from tests.processes import own_directory, own_environment
 
@@ -310,6 +312,27 @@ def test_counts_are_compared_with_the_baseline_when_they_are_checked(capsys: pyt
     assert "chain: own calls per task" in told
     assert "import: own modules" in told
     assert set(json.loads(BASELINE.read_text())["versions"]) == set(versions())
+
+
+def test_stable_parts_of_prompts_come_first() -> None:
+    """S-PRC-20, S-PRC-22, `python -m benchmarks cached-prompts`: by far the most of each run can come from a cache."""
+    runs = [sent_in(make(size)) for make, size in ((map_items, 40), (fan_out, 40), (tool_loop, 20), (manager, 10))]
+    shares = [[share_of(sent, cache, marks_results=True).part for cache in ("off", "breakpoints")] for sent in runs]
+    least = ((0.85, 0.87), (0.93, 0.95), (0.88, 0.9), (0.83, 0.85))
+    for found, expected in zip(shares, least, strict=True):
+        assert found[0] >= expected[0]
+        assert found[1] >= expected[1]
+
+
+def test_share_is_that_of_equal_beginnings() -> None:
+    """`python -m benchmarks cached-prompts`: from 1,024 tokens on, in steps of 128; with breakpoints where they are."""
+    system, other = (ChatMessage("system", text * 6000) for text in "ab")
+    ask = [([each, ChatMessage("user", text)], ()) for each, text in ((system, "x"), (system, "y"), (other, "x"))]
+    assert share_of(ask[:2], "off").cached == 6000 // 4 // 128 * 128
+    assert share_of(ask[:2], "breakpoints").cached == (6000 + len("[]") + len("\nsystem: ")) // 4
+    assert [share_of(ask[1:], cache).cached for cache in ("off", "breakpoints")] == [0, 0]
+    short = [([ChatMessage("system", "a" * 4000), ChatMessage("user", text)], ()) for text in "xy"]
+    assert [share_of(short, cache).cached for cache in ("off", "breakpoints")] == [0, 0]
 
 
 def test_repeated_requests_and_those_for_recorded_items_are_counted_apart(tmp_path: Path) -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Ensemble, ExitReason, OpenAIEmbeddingModel, Runtime, SqliteMemory, TokenUsage
+from ensemble_ray import (
+    Ensemble,
+    ExitReason,
+    ModelPrice,
+    OpenAIEmbeddingModel,
+    Runtime,
+    SqliteMemory,
+    TokenUsage,
+    ValidationError,
+)
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
 from tests.builders import agent, task
 
@@ -37,6 +47,21 @@ def test_embedded_tokens_are_in_the_metrics(runtime: Runtime, memory: SqliteMemo
     assert output.metrics.total_tokens == 15 + 2 + 3 + 6
     numbers = [each.metadata.get("embedding_tokens") for each in output.trace.task_traces]
     assert numbers == ["5", "6", None]
+
+
+def test_embedded_tokens_have_a_price(runtime: Runtime, memory: SqliteMemory) -> None:
+    """S-PRC-11: that of the embedding model, also for a handler's task; a budget of money needs it."""
+    team = Ensemble(
+        tasks=[task("count", handler=lambda _: "one two three four five six", memory_scopes="notes")],
+        memory_store=memory,
+        max_cost=1,
+    )
+    with pytest.raises(ValidationError, match="'embed' is unknown \\(memory_store\\)"):
+        team.run(runtime=runtime)
+    output = team.replace(prices={"embed": ModelPrice(input=1000)}).run(runtime=runtime)
+    cost = output.metrics.total_cost_estimate
+    assert cost is not None
+    assert (cost.total_cost, output.metrics.total_unpriced_calls) == (Decimal("0.006"), 0)
 
 
 def test_a_budget_pays_for_what_is_embedded(runtime: Runtime, memory: SqliteMemory) -> None:

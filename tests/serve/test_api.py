@@ -19,6 +19,7 @@ from ensemble_ray import (
     Ensemble,
     GuardrailOutput,
     GuardrailResult,
+    ModelPrice,
     ParallelErrorStrategy,
     Task,
     TokenUsage,
@@ -73,6 +74,25 @@ async def test_a_run_is_answered_with_its_output(connect: Connect) -> None:
     assert metrics["cost"]["currency"] == "USD"
     assert float(metrics["cost"]["total"]) == 11.0
     assert body["duration_s"] >= body["tasks"][0]["duration_s"] >= 0
+
+
+async def test_cost_names_the_calls_that_it_lacks(connect: Connect) -> None:
+    """S-PRC-3, S-PRC-12: cached tokens, the cost of a priced model, and the number of other calls."""
+    priced, other = (ScriptedModel(ChatResponse(text="a", usage=TokenUsage(1000, 0, -1, 600))) for _ in range(2))
+    priced.model_name = "priced"  # type: ignore[attr-defined]  a name, as models have it
+    ensemble = pair(priced)
+    first, second = ensemble.tasks
+    assert second.agent is not None
+    team = ensemble.replace(
+        tasks=[first, second.replace(agent=second.agent.replace(llm=other), context=[first])],
+        prices={"priced": ModelPrice(input=1, output=1, cached_input=0)},
+    )
+    async with connect(team) as client:
+        body = (await client.post("/runs?wait=60", json={"inputs": INPUTS})).json()["result"]
+    assert (body["metrics"]["cost"]["total"], body["metrics"]["unpriced_calls"]) == ("0.00040000", 1)
+    assert (body["metrics"]["cached_tokens"], "cache_write_tokens" in body["metrics"]) == (1200, False)
+    assert "unpriced_calls" not in body["tasks"][0]["metrics"]
+    assert (body["tasks"][1]["metrics"]["cost"], body["tasks"][1]["metrics"]["unpriced_calls"]) == (None, 1)
 
 
 async def test_unknown_token_counts_are_null(connect: Connect) -> None:

@@ -316,6 +316,17 @@ def test_reasoning_is_apart_from_the_answer(streams: bool) -> None:  # noqa: FBT
     assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == "42"
 
 
+def test_cached_tokens_are_part_of_the_usage() -> None:
+    """S-PRC-3: of completions and responses."""
+    cached = ChatResponse(text="42", usage=TokenUsage(7, 5, -1, 4))
+    with served_teams(echo(ScriptedModel(cached, cached, ChatResponse(text="42", usage=TokenUsage(7, 5))))) as url:
+        assert ask(url, ("user", "Hi")).usage.prompt_tokens_details.cached_tokens == 4
+        with client(url) as asking:
+            response = asking.responses.create(model="team", input="Hi")
+        assert ask(url, ("user", "Hi")).usage.prompt_tokens_details is None
+    assert response.usage.input_tokens_details.cached_tokens == 4
+
+
 def test_an_answer_whose_reasoning_had_no_opening_tag_is_streamed_all_the_same() -> None:
     """S-LLM-2: what was sent before the closing tag cannot be taken back; the answer is not refused for it."""
     text = "Perhaps 41?\n</think>\n\n42"

@@ -18,6 +18,7 @@ from ensemble_ray import (
     GuardrailOutput,
     GuardrailResult,
     InlineRuntime,
+    ModelPrice,
     RunOptions,
     Task,
     TokenUsage,
@@ -62,6 +63,34 @@ def one_task(
         team.run(runtime=InlineRuntime(home=home), run_id=run_id, options=RunOptions(tags=tags))
     except EnsembleError:
         return
+
+
+def test_cached_tokens_are_shown(serve: Serve, tmp_path: Path) -> None:
+    """S-PRC-3: of an answer and its step."""
+    one_task(tmp_path, "cached", ScriptedModel(ChatResponse(text="42", usage=TokenUsage(7, 5, -1, 4))))
+    detail = serve(tmp_path).get(f"{API}/runs/cached/steps/say%230").json()
+    assert detail["answers"][0]["cached_tokens"] == 4
+    assert detail["tokens"] == {"input": 7, "output": 5, "cached": 4}
+
+
+def test_cost_names_the_calls_that_it_lacks(serve: Serve, tmp_path: Path) -> None:
+    """S-PRC-12: of a run and of a step."""
+    priced, other = (ScriptedModel(ChatResponse(text="x", usage=TokenUsage(1000, 0))) for _ in range(2))
+    priced.model_name = "priced"  # type: ignore[attr-defined]  a name, as models have it
+    tasks = [
+        Task(name=name, description=name, expected_output="x", agent=Agent(role=name, goal="g", llm=model))
+        for name, model in (("a", priced), ("b", other))
+    ]
+    prices = {"priced": ModelPrice(input=1, output=1)}
+    Ensemble(tasks=tasks, prices=prices).run(runtime=InlineRuntime(home=tmp_path), run_id="half")
+    client = serve(tmp_path)
+    assert client.get(f"{API}/runs/half").json()["cost"] == {
+        "amount": "0.00100000",
+        "currency": "USD",
+        "unpriced_calls": 1,
+    }
+    steps = {each["id"]: each["cost"] for each in client.get(f"{API}/runs/half/steps").json()["steps"]}
+    assert steps == {"a#0": {"amount": "0.00100000", "currency": "USD", "unpriced_calls": 0}, "b#0": None}
 
 
 def test_reasoning_is_shown_apart_from_the_answer(serve: Serve, tmp_path: Path) -> None:

@@ -152,6 +152,24 @@ def list_models() -> None:
         show("             their engine is not installed: pip install 'ensemble-ray[local]'")
 
 
+@models.command("prices")
+def prices(
+    model: Annotated[str, Argument(metavar="PROVIDER:MODEL", help="A model, such as openai:gpt-5.")],
+    *,
+    as_json: options.ItAsJson = False,
+) -> int:
+    """Print what a model costs, in USD per million tokens."""
+    from ensemble_ray.llm.prices import named_price, price_lines, source_of_prices
+
+    found = named_price(model)
+    if found is None:
+        raise ValidationError(
+            f"{source_of_prices()} has no price of '{model}'. Name it as PROVIDER:MODEL: openai:gpt-5"
+        )
+    show_result(found.to_data(), price_lines(found), as_json=as_json)
+    return FINE
+
+
 State = Literal["ok", "note", "failed"]
 
 _GIGABYTE = 1_000_000_000

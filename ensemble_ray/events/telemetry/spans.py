@@ -262,6 +262,8 @@ def _execution(event: TaskTracedEvent, content: Content) -> SpanData:
             gen_ai.REQUEST_MODEL: None if first is None else first.model,
             gen_ai.INPUT_TOKENS: _drop_unknown(trace.metrics.input_tokens),
             gen_ai.OUTPUT_TOKENS: _drop_unknown(trace.metrics.output_tokens),
+            gen_ai.CACHE_READ_TOKENS: trace.metrics.cached_tokens or None,
+            gen_ai.CACHE_CREATION_TOKENS: trace.metrics.cache_write_tokens or None,
         }
     is_error = event.status == "failed"
     if is_error:
@@ -289,6 +291,8 @@ def _chat(event: TaskTracedEvent, interaction: LlmInteraction, content: Content)
         gen_ai.AGENT_NAME: event.trace.agent_role,
         gen_ai.INPUT_TOKENS: _drop_unknown(interaction.input_tokens),
         gen_ai.OUTPUT_TOKENS: _drop_unknown(interaction.output_tokens),
+        gen_ai.CACHE_READ_TOKENS: _drop_unknown(interaction.cached_tokens),
+        gen_ai.CACHE_CREATION_TOKENS: _drop_unknown(interaction.cache_write_tokens),
         gen_ai.FINISH_REASONS: (finish_reason(interaction),),
         REUSED: interaction.reused or None,
     }

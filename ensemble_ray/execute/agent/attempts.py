@@ -19,6 +19,7 @@ from ensemble_ray.llm.failures import ProviderFault, backoff_s, fault_of, patien
 from ensemble_ray.llm.fallback import FILTER_WORDS, Fallback, ModelFailures, When, chain_of
 from ensemble_ray.llm.limits.endpoints import EndpointCall
 from ensemble_ray.llm.names import NO_NAMES, ModelNames, declared_names, model_names
+from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import call_user
 from ensemble_ray.process.context import PermitWait, bounded_logger, use_effect_key, use_permit_wait
@@ -373,6 +374,8 @@ def _joined(
         add_tokens(each.input_tokens for each in usages),
         add_tokens(each.output_tokens for each in usages),
         add_tokens(each.reasoning_tokens for each in usages),
+        add_tokens(each.cached_tokens for each in usages),
+        add_tokens(each.cache_write_tokens for each in usages),
     )
     if all(estimated is None for _, estimated in parts):
         return total, None
@@ -415,6 +418,8 @@ def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) ->
         output_tokens=usage.output_tokens,
         reasoning=response.reasoning,
         reasoning_tokens=usage.reasoning_tokens,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         finish_reason=unusual_finish_reason(response),
         provider_fields=response.provider_fields,
         estimated_tokens=effect.estimated or (),
@@ -428,6 +433,7 @@ def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) ->
         reuse_digest=effect.reuse_digest,
         reused=effect.reused,
         reused_tokens=effect.reused_tokens,
+        price=effect.price,
     )
 
 
@@ -435,7 +441,13 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
     response = ChatResponse(
         text=answer.text,
         tool_calls=answer.tool_calls,
-        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens), int(answer.reasoning_tokens)),
+        usage=TokenUsage(
+            int(answer.input_tokens),
+            int(answer.output_tokens),
+            int(answer.reasoning_tokens),
+            int(answer.cached_tokens),
+            int(answer.cache_write_tokens),
+        ),
         finish_reason=answer.finish_reason,
         reasoning=answer.reasoning,
         provider_fields=answer.provider_fields,
@@ -454,6 +466,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         reuse_digest=answer.reuse_digest,
         reused=answer.reused,
         reused_tokens=answer.reused_tokens,
+        price=answer.price,
     )
 
 
@@ -513,6 +526,7 @@ class RecordedModel:
             estimated=estimated,
             model=names.model,
             provider=names.provider,
+            price=None if self._spending is None else price_mark(self._spending.costs, self._model),
         )
         self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect, NO_NAMES)))
         return response

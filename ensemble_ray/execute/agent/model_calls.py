@@ -38,6 +38,7 @@ from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.llm.fallback import chain_of
 from ensemble_ray.llm.names import ModelNames, model_names
+from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel, Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
@@ -148,6 +149,7 @@ class ModelCalls:
             effect = lost or reused or await self._send(name, messages, tools, is_streaming=is_streaming)
             if lost is None and self._on_incomplete == "retry":
                 effect = await self._complete(effect, name, messages, tools)
+            effect.price = price_mark(self._scope.context.cost, self._model)
             ended_at = None if lost is not None else effect.started_at + effect.latency_s
             if reused is None:
                 effect.model, effect.provider = self._names if self._chain is None else self._chain.names
@@ -193,6 +195,7 @@ class ModelCalls:
                 tool_requests=() if is_final else tuple(response.tool_calls),
                 input_tokens=max(0, usage.input_tokens),
                 output_tokens=max(0, usage.output_tokens),
+                cached_tokens=max(0, usage.cached_tokens),
                 latency=timedelta(seconds=effect.latency_s),
                 finish_reason=response.finish_reason,
                 reasoning=response.reasoning,

@@ -32,6 +32,7 @@ from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
 from ensemble_ray.facts.effects import SamplingAnswered, ToolIntended, ToolReturned
 from ensemble_ray.llm.names import added_names, model_names
+from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
@@ -405,4 +406,7 @@ class ToolSampling:
             estimated_tokens=attempts.estimated or (),
             model=names.model,
             provider=names.provider,
+            cached_tokens=usage.cached_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+            price=price_mark(self._scope.context.cost, attempts.model),
         )

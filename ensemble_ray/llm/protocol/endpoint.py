@@ -14,7 +14,14 @@ from typing import Protocol, TypeVar
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error, delay_before_retry
 from ensemble_ray.llm.protocol import transport as lean_transport
-from ensemble_ray.llm.protocol.request import MessageRoles, RequestForm, SchemaOffer, SystemRole, is_refused_role
+from ensemble_ray.llm.protocol.request import (
+    MessageRoles,
+    PromptCache,
+    RequestForm,
+    SchemaOffer,
+    SystemRole,
+    is_refused_role,
+)
 from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.protocol.wire import (
     CHAT_COMPLETIONS,
@@ -67,6 +74,7 @@ class Endpoint:
     transport: Transport = lean_transport
     system_role: SystemRole | None = None  # None: the first refusal decides
     api: ModelApi = CHAT_COMPLETIONS
+    prompt_cache: PromptCache = "off"
     origin: CallOrigin = field(init=False)
     sender: str = field(init=False)  # as `ProviderFields.origin`
 

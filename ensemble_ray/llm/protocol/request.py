@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from typing import Literal, cast
 
@@ -19,6 +20,12 @@ _log = bounded_logger(__name__)
 
 #: `user` prepends the system message to the next user message.
 SystemRole = Literal["system", "developer", "user"]
+
+#: How requests use the provider's cache of prompts: marks in texts, a key that sends equal beginnings to the same server.
+PromptCache = Literal["breakpoints", "key", "off"]
+_OPENAI, _OPENROUTER = "https://api.openai.com/", "https://openrouter.ai/"
+_CACHED_CHARACTERS = 4096  # shortest text that providers store: 1,024 tokens
+_TASK_HEADING = "\n\n## Task\n"  # ends the part of a prompt that tasks may share (S-TPL-58)
 
 _ROLE_REFUSALS = frozenset({400, 422, 500, 501})  # some servers report an error of their template
 _ALTERNATING = re.compile(rb"\broles?\b.{0,40}alternat|alternat.{0,60}\broles?\b|should alternate with", re.DOTALL)
@@ -203,6 +210,7 @@ class RequestOptions:
         suffix: bytes = b"",
         origin: str = "",
         has_offer: bool = False,
+        cache: PromptCache = "off",
     ) -> bytes:
         """`suffix` has members such as `"stream":true`."""
         about_tools = b""
@@ -211,7 +219,62 @@ class RequestOptions:
             about_tools = self.after_result if has_result else self.with_tools
         members = b",".join([each for each in (about_tools, b"" if has_offer else self.form, suffix) if each])
         sent = messages if roles == STANDARD_ROLES else roles.arrange(messages)
-        return encode_request(self.always, sent, tools, suffix=members, origin=origin, api=self.api)
+        marks = None
+        if cache == "breakpoints":
+            marks = breakpoints_of(sent, has_tools=bool(tools), marks_results=takes_marked_results(origin))
+        elif cache == "key" and (key := cache_key(messages)):
+            members = b",".join((members, key)) if members else key
+        return encode_request(self.always, sent, tools, suffix=members, origin=origin, api=self.api, breakpoints=marks)
+
+
+def default_cache(url: str, model: str) -> PromptCache:
+    """Return the use of the cache that is safe at an endpoint (S-PRC-21)."""
+    if url.startswith(_OPENROUTER) and model.startswith("anthropic/"):
+        return "breakpoints"
+    return "key" if url.startswith(_OPENAI) else "off"
+
+
+def takes_marked_results(origin: str) -> bool:
+    """Whether an endpoint accepts breakpoints in results of tools; other gateways pass them on as errors."""
+    return origin.startswith(_OPENROUTER)
+
+
+def cache_key(messages: Sequence[ChatMessage]) -> bytes:
+    """Return the member `prompt_cache_key`: the same one for all requests with the same system message."""
+    first = messages[0].content if messages and messages[0].role == "system" else None
+    return b"" if not first else _cache_key(first)
+
+
+@lru_cache(maxsize=256)
+def _cache_key(text: str) -> bytes:
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f'"prompt_cache_key":"ensemble-ray-{digest}"'.encode()
+
+
+def breakpoints_of(
+    messages: Sequence[ChatMessage], *, has_tools: bool, marks_results: bool
+) -> Mapping[int, Sequence[int]]:
+    """Return where a provider may end a stored beginning: at most four positions, by the place of their message (S-PRC-22).
+
+    After the system message, and so after the tools; after the context of the last prompt; of a tool loop also after that
+    prompt and after the last result.
+    """
+    found: dict[int, list[int]] = {}
+    if messages and messages[0].role in ("system", "developer") and messages[0].content:
+        found[0] = [len(messages[0].content)]
+    prompt = max((place for place, each in enumerate(messages) if each.role == "user" and each.content), default=None)
+    if prompt is not None:
+        text = messages[prompt].content or ""
+        shared = text.find(_TASK_HEADING)
+        positions = [shared] if shared >= _CACHED_CHARACTERS else []
+        if has_tools:
+            positions.append(len(text))
+        if positions:
+            found[prompt] = positions
+    last = len(messages) - 1
+    if has_tools and marks_results and messages and messages[last].role == "tool" and messages[last].content:
+        found[last] = [len(messages[last].content or "")]
+    return found
 
 
 def _free_choice(choice: object) -> object:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar, cast
 
 from ensemble_ray.errors.bodies import read_error_body
@@ -60,6 +61,12 @@ _FAILURES = frozenset({
 })  # fmt: skip
 
 _ENDS = frozenset({"stop", "tool_calls"})
+
+#: Names of counts in `usage`, by provider (S-PRC-1): OpenAI; DeepSeek; Anthropic's, as gateways pass them on; OpenRouter.
+_THOUGHT_COUNTS = ("reasoning_tokens",)
+_TOTALS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})  # all others are parts of them
+_CACHED_COUNTS = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
+_WRITTEN_COUNTS = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -198,22 +205,31 @@ def encode_request(
     suffix: bytes = b"",
     origin: str = "",
     api: ModelApi | None = None,
+    breakpoints: Mapping[int, Sequence[int]] | None = None,
 ) -> bytes:
     """Return the request's body. `prefix` and `suffix` are members, such as `"stream":true`.
 
-    Only the `origin`, endpoint and model, gets the members that it sent with earlier answers (S-LLM-9).
+    Only the `origin`, endpoint and model, gets the members that it sent with earlier answers (S-LLM-9). `breakpoints` of the
+    provider's cache are positions in the texts of messages, by the message's position.
     """
     api = api or CHAT_COMPLETIONS
     form_name, members = ("", b"") if api.form_for is None else api.form_for(origin)
     forms = _forms(messages, origin, form_name)
+    marks = breakpoints or {}
     if len(messages) > _FIRST_TURN:
         known, encoded = _pieces.known, list[bytes]()
-        for message, form in zip(messages, forms, strict=True):
+        for place, (message, form) in enumerate(zip(messages, forms, strict=True)):
             held = known.get((id(message), form))  # most messages were part of the request before
-            encoded.append(_pieces.get(message, partial(api.items_of, form), form) if held is None else held[1])
+            if place in marks:
+                encoded.append(json_bytes(_marked(_members(form, message), marks[place])))
+            else:
+                encoded.append(_pieces.get(message, partial(api.items_of, form), form) if held is None else held[1])
         sent = b"[%b]" % b",".join(encoded)
     else:
-        listed = [api.items_of(form, message) for message, form in zip(messages, forms, strict=True)]
+        listed = [
+            [_marked(_members(form, message), marks[place])] if place in marks else api.items_of(form, message)
+            for place, (message, form) in enumerate(zip(messages, forms, strict=True))
+        ]
         sent = json_bytes([item for items in listed for item in items])
     body = [b"{", prefix, b",", api.conversation, b":", sent]
     if members:
@@ -292,6 +308,21 @@ def _members(form: MessageForm, message: ChatMessage) -> dict[str, object]:
         # Strict servers refuse a name of the role tool.
         data["name"] = message.name
     return data
+
+
+def _marked(message: dict[str, object], positions: Sequence[int]) -> dict[str, object]:
+    """Return a message with its text in parts, each but the last one before a breakpoint."""
+    text = message["content"]
+    if not positions or not isinstance(text, str):
+        return message
+    starts = [0, *positions]
+    parts: list[dict[str, object]] = [
+        {"type": "text", "text": text[start:end], "cache_control": {"type": "ephemeral"}}
+        for start, end in pairwise(starts)
+    ]
+    if rest := text[starts[-1] :]:
+        parts.append({"type": "text", "text": rest})
+    return {**message, "content": parts}
 
 
 def _tool(tool: ToolSpec) -> dict[str, object]:
@@ -543,17 +574,31 @@ def usage_in(data: object) -> TokenUsage | None:
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
-    details = counts.get("completion_tokens_details")
-    thought = cast("Mapping[str, object]", details).get("reasoning_tokens") if isinstance(details, dict) else None
+    sent, received = _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+    if counts.keys() <= _TOTALS:
+        return TokenUsage(sent, received)
     return TokenUsage(
-        _count(counts.get("prompt_tokens")),
-        _count(counts.get("completion_tokens")),
-        -1 if thought is None else _count(thought),
+        sent,
+        received,
+        _first_count(counts, "completion_tokens_details", _THOUGHT_COUNTS, _MOST_TOKENS),
+        _first_count(counts, "prompt_tokens_details", _CACHED_COUNTS, sent),
+        _first_count(counts, "prompt_tokens_details", _WRITTEN_COUNTS, sent),
     )
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else -1
+def _count(value: object, most: int = _MOST_TOKENS) -> int:
+    return value if isinstance(value, int) and 0 <= value <= most else -1
+
+
+def _first_count(counts: Mapping[str, object], details: str, names: Sequence[str], most: int) -> int:
+    """Return the first known count of the details or of the usage itself, at most `most`; -1: none (S-PRC-1)."""
+    inner = counts.get(details)
+    for place in (cast("Mapping[str, object]", inner) if isinstance(inner, dict) else {}, counts):
+        for name in names:
+            value = place.get(name)
+            if value is not None and (found := _count(value, most)) >= 0:
+                return found
+    return -1
 
 
 # Streamed answers. Every step takes time in proportion to its bytes, however they are cut.

@@ -20,6 +20,7 @@ from ensemble_ray.record.units import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import node_key, reflected_instance
 from ensemble_ray.values.messages import ChatResponse, incomplete_reason
+from ensemble_ray.values.metrics import CostEstimate
 from ensemble_ray.values.trace import (
     DelegationTrace,
     ErrorTrace,
@@ -125,11 +126,17 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0) -> str:
-    """Return input and output tokens, `?` for unknown numbers, and the number of reasoning tokens if there are any."""
+def format_tokens(input_tokens: int, output_tokens: int, reasoning_tokens: int = 0, cached_tokens: int = 0) -> str:
+    """Return input and output tokens, `?` for unknown numbers, and the numbers of reasoning and cached tokens above 0."""
     counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
-    thought = f", {reasoning_tokens:,} of them reasoning" if reasoning_tokens > 0 else ""
-    return f"{counts[0]} + {counts[1]} tokens{thought}"
+    parts = [(reasoning_tokens, "reasoning"), (cached_tokens, "cached")]
+    return f"{counts[0]} + {counts[1]} tokens{''.join(f', {n:,} of them {what}' for n, what in parts if n > 0)}"
+
+
+def format_cost(cost: CostEstimate, unpriced_calls: int) -> str:
+    """Return a cost, and the number of model calls that it does not contain."""
+    unknown = f", without {format_count(unpriced_calls, 'model call')} of unknown price" if unpriced_calls else ""
+    return f"{cost.total_cost:f} {cost.currency}{unknown}"
 
 
 def format_reused(answers: int, tokens: int) -> Iterator[str]:
@@ -374,7 +381,12 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     )
     yield format_count(metrics.total_llm_call_count, "model call")
     yield from _answers_by_model(metrics.answers_by_model)
-    yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens, metrics.total_reasoning_tokens)
+    yield format_tokens(
+        metrics.total_input_tokens,
+        metrics.total_output_tokens,
+        metrics.total_reasoning_tokens,
+        metrics.total_cached_tokens,
+    )
     yield from format_reused(metrics.total_reused_calls, metrics.total_reused_tokens)
     if metrics.total_incomplete_answers:
         yield format_count(metrics.total_incomplete_answers, "incomplete answer")
@@ -383,7 +395,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     if metrics.total_delegations:
         yield format_count(metrics.total_delegations, "delegation")
     if cost is not None:
-        yield f"{cost.total_cost:f} {cost.currency}"
+        yield format_cost(cost, metrics.total_unpriced_calls)
 
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
@@ -410,7 +422,9 @@ def _task_details(task: TaskTrace, state: str) -> Iterator[str]:
     if metrics.llm_call_count:
         yield format_count(metrics.llm_call_count, "model call")
         yield from _answers_by_model(metrics.answers_by_model)
-        yield format_tokens(metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens)
+        yield format_tokens(
+            metrics.input_tokens, metrics.output_tokens, metrics.reasoning_tokens, metrics.cached_tokens
+        )
     yield from format_reused(metrics.reused_calls, metrics.reused_tokens)
     if metrics.retry_count:
         yield f"{metrics.retry_count:,} made again"
@@ -453,7 +467,12 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
             *_count_and_last("wait", interaction.waits),
             f"reused from run {row_text(interaction.reused, _TITLE)} ({_format_known(interaction.reused_tokens)})"
             if interaction.reused
-            else format_tokens(interaction.input_tokens, interaction.output_tokens, interaction.reasoning_tokens),
+            else format_tokens(
+                interaction.input_tokens,
+                interaction.output_tokens,
+                interaction.reasoning_tokens,
+                interaction.cached_tokens,
+            ),
             *(() if reason is None else (reason,)),
         ),
         is_bad=reason is not None,

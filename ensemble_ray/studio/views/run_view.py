@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.facts import runs
-from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
+from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, as_text, kinds_of
 from ensemble_ray.facts.runs import NO_REASON
 from ensemble_ray.record.failure import NextStep, RunFailure
 from ensemble_ray.record.head import HEAD_KINDS, RunHead
@@ -20,7 +20,7 @@ from ensemble_ray.record.stores import RecordedRun, resume_advice
 from ensemble_ray.record.totals import PAID, UsageTally
 from ensemble_ray.recovery.resuming import check_resumable
 from ensemble_ray.studio import schemas
-from ensemble_ray.studio.views.steps import StepsView, as_millis, cost_of, exit_text, title_of, wire_status
+from ensemble_ray.studio.views.steps import StepsView, as_millis, cost_of, cost_schema, exit_text, title_of, wire_status
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.ids import delegating_call, node_key
 from ensemble_ray.values.outputs import RunState
@@ -99,6 +99,7 @@ class RunTotals:
         self.budget: runs.RecordedBudget | None = None
         self.usage = UsageTally() if history is None else history.totals
         self.cost: Decimal | None = None
+        self.unpriced_calls = 0
         self.currency = ""
         self.last_at = 0.0
         self.cursor = 0
@@ -150,6 +151,7 @@ class RunTotals:
         self._ended += delegating_call(fact.name) is None
         if (cost := cost_of(metrics)) is not None:
             self.cost, self.currency = (self.cost or Decimal(0)) + cost[0], cost[1]
+        self.unpriced_calls += as_count(metrics.get("unpriced_calls"))
 
     @property
     def gates(self) -> Sequence[Gate]:
@@ -217,7 +219,7 @@ class RunTotals:
             reused_tokens=self.usage.reused_tokens if self.usage.reused_tokens >= 0 else None,
             attempts=self.head.beginnings + 1,
             can_resume=self.resume_obstacle(summary) is None,
-            cost=None if self.cost is None else schemas.CostSchema(amount=f"{self.cost:f}", currency=self.currency),
+            cost=cost_schema(None if self.cost is None else (self.cost, self.currency), self.unpriced_calls),
             tags=dict(self.head.tags),
             open_reviews=0 if state.is_final else sum(gate.is_open for gate in self.gates),
             origin_run=None if fork is None else fork.run,

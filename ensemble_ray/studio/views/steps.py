@@ -60,15 +60,23 @@ def cost_of(metrics: Mapping[str, object]) -> tuple[Decimal, str] | None:
         return None
 
 
+def cost_schema(cost: tuple[Decimal, str] | None, unpriced_calls: int) -> CostSchema | None:
+    if cost is None:
+        return None
+    return CostSchema(amount=f"{cost[0]:f}", currency=cost[1], unpriced_calls=unpriced_calls)
+
+
 @dataclass(slots=True, eq=False)
 class ShownStep:
     execution: history.RecordedExecution
     title: str
     input_tokens: int = 0  # -1: unknown
     output_tokens: int = 0
+    cached_tokens: int = 0  # 0 also if uncounted
     model_calls: int = 0
     output_digest: str | None = None
     cost: tuple[Decimal, str] | None = None  # with its currency
+    unpriced_calls: int = 0
     effect: Effect | None = None  # of its calls that ended or were repeated
     is_reviewed: bool = False
     spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
@@ -134,6 +142,7 @@ class ShownStep:
         self._begin(answer.started_at)
         self.model_calls += not answer.reused
         self._count(int(answer.input_tokens), int(answer.output_tokens))
+        self.cached_tokens += max(0, int(answer.cached_tokens))
         asked_at = answer.started_at + min(answer.waited_s, max(0.0, answer.latency_s))
         if answer.waited_s:
             self._spend("rate_limit", answer.started_at, asked_at)
@@ -168,6 +177,7 @@ class ShownStep:
 
     def _end(self, change: history.ExecutionEnded) -> None:
         self.cost = cost_of(change.metrics) or self.cost
+        self.unpriced_calls = as_count(change.metrics.get("unpriced_calls")) or self.unpriced_calls
         output, failure = change.output, change.fact.data
         text = "" if output is None else output.task_description
         if isinstance(failure, FailureRecorded):
@@ -200,8 +210,10 @@ class ShownStep:
             ended_at=None if step.ended_at is None else as_millis(step.ended_at),
             segments=spans,
             tools=[(name, outcome, as_millis(at)) for name, outcome, at in self.tools],
-            tokens=StepTokens(input=sent, output=received) if self.model_calls else None,
-            cost=None if self.cost is None else CostSchema(amount=f"{self.cost[0]:f}", currency=self.cost[1]),
+            tokens=StepTokens(input=sent, output=received, cached=self.cached_tokens or None)
+            if self.model_calls
+            else None,
+            cost=cost_schema(self.cost, self.unpriced_calls),
             level=step.level,
             error=step.error,
             effect="unknown" if step.is_ended and step.open_calls else self.effect,
@@ -465,6 +477,7 @@ def _answer(fact: Fact, answer: ModelAnswered, model: str | None) -> schemas.Ans
         input_tokens=None if answer.input_tokens < 0 else int(answer.input_tokens),
         output_tokens=None if answer.output_tokens < 0 else int(answer.output_tokens),
         reasoning_tokens=None if answer.reasoning_tokens < 0 else int(answer.reasoning_tokens),
+        cached_tokens=None if answer.cached_tokens < 0 else int(answer.cached_tokens),
         latency_ms=max(0, round(answer.latency_s * 1000)),
         model=answer.model or model,
         started_at=as_millis(answer.started_at),

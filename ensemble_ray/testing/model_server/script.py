@@ -235,11 +235,14 @@ def reply_of(answer: Answer) -> Reply | RawAnswer | Fault:
 def usage_data(usage: TokenUsage) -> Mapping[str, object]:
     """Return the counts as chat completions name them."""
     details = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+    cache = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
+    known = {name: count for name, count in cache.items() if count >= 0}
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
         **(details if usage.reasoning_tokens >= 0 else {}),
+        **({"prompt_tokens_details": known} if known else {}),
     }
 
 

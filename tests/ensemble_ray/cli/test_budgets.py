@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,17 @@ def test_money_is_limited_where_the_team_says_what_tokens_cost(call: Call, dear:
     assert (refused.code, "max_cost needs cost_configuration" in refused.said) == (2, True)
     assert call("run", f"{dear}:paid", "--max-cost", "100", "--quiet").code == 0
     assert call("run", f"{dear}:paid", "--max-cost", "0").code == 2
+
+
+def test_price_of_a_model_is_printed(call: Call) -> None:
+    """S-PRC-16: as lines and as JSON; with its source, and the way to name a model."""
+    printed = call("models", "prices", "openai:gpt-5").printed.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in printed[:2]] == ["input", "output"]
+    assert printed[-1].startswith("USD per million tokens; source: genai-prices ")
+    data = json.loads(call("models", "prices", "openai:gpt-5", "--json").printed)
+    assert float(data["input"]) == float(printed[0].split()[0])
+    refused = call("models", "prices", "gpt-5")
+    assert (refused.code, "has no price of 'gpt-5'. Name it as PROVIDER:MODEL" in refused.said) == (2, True)
 
 
 def test_team_files_have_budgets(folder: Path) -> None:

@@ -262,6 +262,37 @@ def test_reasoning_is_read_in_all_the_forms_of_endpoints(
     assert (whole.reasoning, whole.text) == (reasoning, text)
 
 
+@pytest.mark.parametrize(
+    ("counts", "cached", "written"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 64}}, 64, -1),  # OpenAI
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, 0, -1),
+        ({"prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 40}}, 60, 40),  # OpenRouter
+        ({"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36}, 64, -1),  # DeepSeek
+        ({"cached_tokens": 64}, 64, -1),  # Moonshot
+        ({"cache_read_input_tokens": 10, "cache_creation_input_tokens": 90}, 10, 90),  # Anthropic's, by a gateway
+        ({"prompt_tokens_details": None, "prompt_cache_hit_tokens": 64}, 64, -1),
+        ({"prompt_tokens_details": {"cached_tokens": None}}, -1, -1),
+        ({"prompt_tokens_details": {"cached_tokens": 101}}, -1, -1),  # more than the whole prompt
+        ({"prompt_tokens_details": {"cached_tokens": "64"}}, -1, -1),
+        ({"prompt_tokens_details": [64]}, -1, -1),
+        ({}, -1, -1),
+    ],
+)
+def test_cached_tokens_are_read_in_all_the_forms_of_endpoints(
+    counts: dict[str, object], cached: int, written: int
+) -> None:
+    """S-PRC-1: of whole answers and of streams."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, **counts}
+    expected = TokenUsage(100, 5, -1, cached, written)
+    assert decode_completion(answer({"content": "42"}, usage=usage)).usage == expected
+    assembler = StreamAssembler()
+    assembler.feed(chunk({"content": "42"}))
+    assembler.feed({"choices": [], "usage": usage})
+    assembler.feed_data(b"[DONE]")
+    assert assembler.finish().usage == expected
+
+
 def chunk(delta: object, **more: object) -> dict[str, object]:
     """A chunk with that delta."""
     return {"choices": [{"index": 0, "delta": delta}], **more}

@@ -82,9 +82,9 @@ export function runLine(run) {
   return run.failure || run.subject || run.summary || "";
 }
 
-/** @param {Cost|null|undefined} cost */
+/** @param {Cost|null|undefined} cost with "+" if it lacks model calls of unknown price */
 export function formatCost(cost) {
-  return cost ? formatMoney(cost.amount, cost.currency) : "–";
+  return cost ? `${formatMoney(cost.amount, cost.currency)}${cost.unpriced_calls ? "+" : ""}` : "–";
 }
 
 /**

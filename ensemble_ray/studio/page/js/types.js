@@ -4,7 +4,7 @@
 /** @typedef {"accepted"|"running"|"waiting"|"completed"|"failed"|"cancelled"|"rejected"|"budget_exhausted"|"interrupted"} RunStatus */
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
-/** @typedef {{amount: string, currency: string}} Cost */
+/** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
 /** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
@@ -122,7 +122,7 @@
  * @property {number|null} ended_at
  * @property {[SegmentKind, number, number][]} segments
  * @property {[string, string, number][]} tools
- * @property {{input: number|null, output: number|null}|null} tokens
+ * @property {{input: number|null, output: number|null, cached?: number|null}|null} tokens
  * @property {Cost|null} cost
  * @property {number|null} level
  * @property {string|null} error
@@ -135,7 +135,7 @@
 /** @typedef {{id: string, name: string, arguments: string}} RequestedCall */
 /** @typedef {{cause: string, reason: string, at: number|null, wait_ms: number|null}} ModelWait */
 /** @typedef {{waits: ModelWait[], number: number, most: number|null}} ModelAttempts */
-/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null, reused?: string|null, reused_tokens?: number|null}} Answer */
+/** @typedef {{iteration: number, text: string|null, reasoning: string|null, tool_calls: RequestedCall[], input_tokens: number|null, output_tokens: number|null, reasoning_tokens: number|null, cached_tokens?: number|null, latency_ms: number|null, model: string|null, started_at: number|null, attempts?: ModelAttempts|null, reused?: string|null, reused_tokens?: number|null}} Answer */
 /** @typedef {{name: string, arguments: string, result: string|null, outcome: string, duration_ms: number|null, started_at: number|null, effect: string|null, iteration: number|null, repairs?: string[], log?: string[], attachments?: AttachmentInfo[]}} ToolCallDetail */
 /** @typedef {{kind: string, name: string, media_type: string, size_bytes: number, sha256: string}} AttachmentInfo */
 

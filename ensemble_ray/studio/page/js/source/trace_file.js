@@ -54,7 +54,7 @@ function stepOf(trace, id, parent) {
       return parts.filter(([kind]) => kind === "model" || asked > from);
     }).concat(/** @type {any} */ (calls.flatMap((call) => (call.started_at === null || call.duration_ms === null ? [] : [["tool", call.started_at, call.started_at + call.duration_ms]])))),
     tools: calls.map((call) => [call.name, call.outcome, (call.started_at ?? started ?? 0) + (call.duration_ms ?? 0)]),
-    tokens: { input: known(metrics.input_tokens), output: known(metrics.output_tokens) }, cost: null, level: known(trace.map_reduce_level), error: null, effect: null, place: null, reviewed: false,
+    tokens: { input: known(metrics.input_tokens), output: known(metrics.output_tokens), cached: known(metrics.cached_tokens) }, cost: null, level: known(trace.map_reduce_level), error: null, effect: null, place: null, reviewed: false,
   };
   /** @type {StepDetail} */
   const detail = {
@@ -80,7 +80,7 @@ function answerOf(answer, at) {
   return {
     iteration: known(answer.iteration_index) ?? at, text: typeof answer.response_text === "string" ? answer.response_text : null, reasoning: typeof answer.reasoning === "string" ? answer.reasoning : null,
     tool_calls: list(answer.tool_calls).map((call) => ({ id: "", name: text(call.tool_name), arguments: text(call.arguments) })),
-    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from, attempts: attemptsOf(answer), reused: text(answer.reused) || null, reused_tokens: known(answer.reused_tokens),
+    input_tokens: known(answer.input_tokens), output_tokens: known(answer.output_tokens), reasoning_tokens: known(answer.reasoning_tokens), cached_tokens: known(answer.cached_tokens), latency_ms: from === null || to === null ? null : to - from, model: null, started_at: from, attempts: attemptsOf(answer), reused: text(answer.reused) || null, reused_tokens: known(answer.reused_tokens),
   };
 }
 

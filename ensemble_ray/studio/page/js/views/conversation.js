@@ -71,7 +71,7 @@ export function attemptList(attempts, { isAnswered }) {
  * @param {ShowText} show
  */
 function answerOf(answer, step, show) {
-  const facts = [answer.attempts && answer.attempts.number > 1 ? attemptWord(answer.attempts) : "", answer.model ? oneLine(answer.model, 40) : "", answer.reused ? `reused from run ${oneLine(answer.reused, 40)} (${formatCount(answer.reused_tokens)} tokens)` : answer.input_tokens === null ? "" : `${formatCount(answer.input_tokens)} → ${formatCount(answer.output_tokens)} tokens${answer.reasoning_tokens ? ` (${formatCount(answer.reasoning_tokens)} reasoning)` : ""}`, answer.latency_ms === null ? "" : formatDuration(answer.latency_ms)].filter(Boolean);
+  const facts = [answer.attempts && answer.attempts.number > 1 ? attemptWord(answer.attempts) : "", answer.model ? oneLine(answer.model, 40) : "", answer.reused ? `reused from run ${oneLine(answer.reused, 40)} (${formatCount(answer.reused_tokens)} tokens)` : answer.input_tokens === null ? "" : `${formatCount(answer.input_tokens)} → ${formatCount(answer.output_tokens)} tokens${answer.reasoning_tokens ? ` (${formatCount(answer.reasoning_tokens)} reasoning)` : ""}${answer.cached_tokens ? ` (${formatCount(answer.cached_tokens)} cached)` : ""}`, answer.latency_ms === null ? "" : formatDuration(answer.latency_ms)].filter(Boolean);
   const at = step.answers.indexOf(answer);
   const isOutput = answer.text !== null && answer.text === step.output && !answer.tool_calls.length;
   return h("div", { class: "message assistant" },

@@ -75,7 +75,7 @@ export function stepPanel(app, model, id) {
     const facts = [
       ["Agent", step.agent ? agentName(step.agent) : false],
       ["Duration", formatDuration(durationOf(step, Date.now()))],
-      ["Tokens", tokens === null ? false : h("span", { title: `${formatCount(step.tokens?.input)} in, ${formatCount(step.tokens?.output)} out` }, `${formatCount(step.tokens?.input)} → ${formatCount(step.tokens?.output)}`)],
+      ["Tokens", tokens === null ? false : h("span", { title: `${formatCount(step.tokens?.input)} in, ${formatCount(step.tokens?.output)} out${step.tokens?.cached ? `, ${formatCount(step.tokens.cached)} cached` : ""}` }, `${formatCount(step.tokens?.input)} → ${formatCount(step.tokens?.output)}`)],
       ["Cost", step.cost ? formatCost(step.cost) : false],
       ["Attempts", step.attempts > 1 ? String(step.attempts) : false],
       ["Model retries", retriesOf(step)],
