@@ -78,7 +78,7 @@ class Endpoint:
         self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None
     ) -> Awaitable[ChatResponse]:
         """Return the answer, or raise an `openai.APIError`. `encode` returns the body for message roles."""
-        return self._call(RequestForm(encode, self.sender, self.system_role, offer), self._decode)
+        return self._call(RequestForm(encode, self.sender, self.system_role, offer), self.decode)
 
     def fetch(self, body: bytes, read: Callable[[bytes], R]) -> Awaitable[R]:
         """Return the answer of another resource; `read` decodes it, or raises `WireError`."""
@@ -156,7 +156,7 @@ class Endpoint:
         sent = {IDEMPOTENCY_KEY: key} if key else {}
         return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
 
-    def _decode(self, body: bytes) -> ChatResponse:
+    def decode(self, body: bytes) -> ChatResponse:
         if not is_event_stream(begin_of_body(body)):
             return decode_completion(body, self.limits, self.sender)
         assembler, parser = StreamAssembler(self.limits, self.sender), SseParser(self.limits)
@@ -176,7 +176,7 @@ class Endpoint:
             try:
                 answered, pieces = await self._read_whole(head, received)
                 if answered.body:
-                    whole = self._decode(answered.body)
+                    whole = self.decode(answered.body)
                     if whole.reasoning:
                         yield Reasoning(whole.reasoning)
                     if whole.text:

@@ -82,7 +82,7 @@ class SdkTransport:
         connection = {"base_url": resource.removesuffix(_PATH), "timeout": timeout_s, **self.connection}
         client = await self.clients.get(connection)
         deadline_s = asyncio.get_running_loop().time() + limits.time_s
-        with _failures():
+        with sdk_failures():
             response = await _in_time(_post(client, body, query, headers, limits, stream=stream), deadline_s, limits)
         try:
             pieces = _read(response, deadline_s, limits)
@@ -119,7 +119,7 @@ async def _post(
 
 async def _read(response: Response, deadline_s: float, limits: AnswerLimits) -> AsyncGenerator[bytes]:
     pieces = aiter(response.aiter_bytes())
-    with _failures():
+    with sdk_failures():
         while True:
             try:
                 piece = await _in_time(anext(pieces), deadline_s, limits)
@@ -140,7 +140,7 @@ async def _in_time(work: Awaitable[T], deadline_s: float, limits: AnswerLimits) 
 
 
 @contextlib.contextmanager
-def _failures() -> Generator[None]:
+def sdk_failures() -> Generator[None]:
     from aiohttp import ClientError
     from openai import APIError
 
