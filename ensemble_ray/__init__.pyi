@@ -5,6 +5,7 @@ from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.agent import RemoteAgent as RemoteAgent
+from ensemble_ray.definition.delivery import BatchDelivery as BatchDelivery
 from ensemble_ray.definition.ensemble import HierarchicalConstraints as HierarchicalConstraints
 from ensemble_ray.definition.ensemble import ManagerPromptContext as ManagerPromptContext
 from ensemble_ray.definition.ensemble import ManagerPromptStrategy as ManagerPromptStrategy
@@ -34,6 +35,7 @@ from ensemble_ray.definition.task import UnitOutput as UnitOutput
 from ensemble_ray.ensemble import Ensemble as Ensemble
 from ensemble_ray.ensemble import run as run
 from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
+from ensemble_ray.errors import BatchError as BatchError
 from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
 from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
 from ensemble_ray.errors import EnsembleError as EnsembleError
@@ -61,6 +63,7 @@ from ensemble_ray.errors import ToolExecutionError as ToolExecutionError
 from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
 from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.events import BatchProgressEvent as BatchProgressEvent
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
 from ensemble_ray.events import DelegationStartedEvent as DelegationStartedEvent
@@ -270,6 +273,9 @@ __all__ = [
     "AgentSummary",
     "AgentSynthesizer",
     "AgentTool",
+    "BatchDelivery",
+    "BatchError",
+    "BatchProgressEvent",
     "CalculatorTool",
     "CaptureMode",
     "CapturedMessage",

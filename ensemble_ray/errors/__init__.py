@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.value import RateLimit
 
 __all__ = [
-    "AgentExecutionError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
+    "AgentExecutionError", "BatchError", "BudgetExhaustedError", "CircuitOpenError", "ConstraintViolationError", "EnsembleError",
     "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
@@ -355,6 +355,18 @@ class CircuitOpenError(EnsembleError):
     def __init__(self, message: str, endpoint: str = "") -> None:
         super().__init__(message)
         self.endpoint = endpoint
+
+
+class BatchError(EnsembleError):
+    """The Batch API refused a batch, or cannot be reached. The run can be resumed; the cause is the provider's error.
+
+    Attributes:
+        batch: The id of the batch in the record and in the provider's metadata.
+    """
+
+    def __init__(self, message: str, batch: str = "") -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 class ReviewTimeoutError(EnsembleError):

@@ -30,8 +30,10 @@ from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.values.ids import delegated_instance, is_inside_unit
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, unusual_finish_reason
 from ensemble_ray.values.metrics import (
+    BATCH,
     UNKNOWN_TOKENS,
     CostConfiguration,
+    CostEstimate,
     MemoryOperationCounts,
     TaskMetrics,
     add_tokens,
@@ -132,6 +134,7 @@ class ModelEffect:
     messages: tuple[CapturedMessage, ...] = ()
     model: str | None = None
     provider: str | None = None
+    delivery: str = ""  # as in `ModelAnswered`
 
     def __post_init__(self) -> None:
         self.latency_s = max(0.0, self.latency_s)
@@ -313,8 +316,11 @@ class TaskEffects:
         outputs: list[int] = []
         llm_s = tools_s = 0.0
         incomplete = reasoning = 0
+        batched: Sequence[int] | None = None  # tokens of the first answer, if a batch has it
         for model in self.models:  # one pass: this runs for every task of every run
             usage = model.response.usage
+            if model.delivery and usage is not None:
+                batched = (usage.input_tokens, usage.output_tokens)
             inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
             outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
             reasoning += 0 if usage is None else max(0, usage.reasoning_tokens)
@@ -344,7 +350,7 @@ class TaskEffects:
             retry_count=self.retry_count,
             incomplete_answers=incomplete,
             delegation_count=sum([each.is_started for each in self.delegations]),
-            cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+            cost_estimate=None if cost is None else _cost(cost, input_tokens, output_tokens, batched),
             memory_retrieval_time=timedelta(seconds=0 if self.memory is None else self.memory.reading_s),
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
@@ -379,6 +385,16 @@ class TaskEffects:
         if is_inside_unit(self.instance) and not self.is_recorded:
             return None
         return trace.replace(metadata={**trace.metadata, "state": "cancelled"})
+
+
+def _cost(
+    cost: CostConfiguration, input_tokens: int, output_tokens: int, batched: Sequence[int] | None
+) -> CostEstimate | None:
+    if batched is None:
+        return cost.estimate(input_tokens, output_tokens)
+    first = cost.estimate(*batched, delivery=BATCH)
+    rest = cost.estimate(input_tokens - batched[0], output_tokens - batched[1])
+    return None if first is None or rest is None else first.add(rest)
 
 
 def is_work(data: FactData) -> bool:

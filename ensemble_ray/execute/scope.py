@@ -20,6 +20,7 @@ from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.llm.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.ports import (
+    ChatModel,
     Clock,
     EventSink,
     Journal,
@@ -33,7 +34,7 @@ from ensemble_ray.ports import (
 from ensemble_ray.text.foreign_text import estimate_tokens
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.memory import TaskReflection
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.values.metrics import Amount, CostConfiguration, RunBudget, price
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.task_output import TaskOutput
@@ -69,6 +70,22 @@ class RunReflections(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRequest:
+    """The first model call of a task, before it is made."""
+
+    order: TaskOrder
+    model: ChatModel
+    messages: Sequence[ChatMessage]
+    schema: JsonSchema | None
+    digest: str
+    is_answered: bool  # whether its answer is recorded
+
+
+class RequestDeferredError(Exception):
+    """A task stops before its first model call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerPorts:
     clock: Clock
     journal: Journal
@@ -84,6 +101,8 @@ class RunnerPorts:
     ask_unknown: Callable[[UnknownEffect], object] | None = None
     #: safety of an output without effects on the world before its result is reported
     report_after: Persistence = Persistence.COMMITTED
+    #: takes the first request of each task in place of its model; it raises `RequestDeferredError` (S-BAT-20)
+    defer: Callable[[FirstRequest], Awaitable[None]] | None = None
     reviewer: Reviewer | None = None  # only in the process that started the run
     memory: RunMemory | None = None  # None: no memory, or its process cannot be reached
     reflections: RunReflections | None = None  # None: no reflections, or their process cannot be reached
@@ -226,13 +245,15 @@ class Spending:
             spending=self, template=template, input_tokens=estimated_input(messages, tools), output_tokens=output
         )
 
-    def price(self, input_tokens: int, output_tokens: int) -> Amount:
-        return price(self._costs, input_tokens, output_tokens)
+    def price(self, input_tokens: int, output_tokens: int, *, delivery: str = "") -> Amount:
+        return price(self._costs, input_tokens, output_tokens, delivery=delivery)
 
-    def charge_answer(self, claim: str, template: str, input_tokens: int, output_tokens: int) -> None:
+    def charge_answer(
+        self, claim: str, template: str, input_tokens: int, output_tokens: int, *, delivery: str = ""
+    ) -> None:
         count, total = self._answers.get(template, (0, 0))
         self._answers[template] = (count + 1, total + output_tokens)
-        self.account.charge(claim, self.price(input_tokens, output_tokens))
+        self.account.charge(claim, self.price(input_tokens, output_tokens, delivery=delivery))
 
     async def charge_input(self, tokens: int) -> None:
         """Charge input tokens without a claim, even beyond the budget."""
@@ -261,6 +282,10 @@ class Request:
         except BaseException:
             self.spending.account.charge(claim)
             raise
+        self.charge(claim, response)
+        return response
+
+    def charge(self, claim: str, response: ChatResponse, *, delivery: str = "") -> None:
         usage = response.usage or TokenUsage()
         counted = (usage.input_tokens, usage.output_tokens)
         charged = (
@@ -269,8 +294,7 @@ class Request:
         )
         if charged != counted:
             self.estimated = charged
-        self.spending.charge_answer(claim, self.template, *charged)
-        return response
+        self.spending.charge_answer(claim, self.template, *charged, delivery=delivery)
 
 
 def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> Spending | None:

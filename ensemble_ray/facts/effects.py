@@ -126,6 +126,7 @@ class ModelAnswered(FactData):
     max_attempts: int = written(NUMBER, default=0)  # of the retry policy; 0: no waits
     waited_s: float = written(DURATION, default=0.0)  # for rate limits, within `latency_s`; whole ms (S-RATE-35)
     is_copied: bool = written(ANY, default=False, read=bool)  # by a fork; the original run paid for it (S-BUD-9)
+    delivery: str = written(TEXT, default="")  # `batch`: from a batch, at its price (S-BAT-30)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:

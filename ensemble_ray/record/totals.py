@@ -106,12 +106,12 @@ class UsageTally:
             estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls, reasoning))
             sent = sent if sent >= 0 else max(0, estimated[0])
             received = received if received >= 0 else max(0, estimated[-1])
-        self._spend(sent, received)
+        self._spend(sent, received, delivery=answer.delivery if isinstance(answer, ModelAnswered) else "")
 
-    def _spend(self, sent: int, received: int) -> None:
+    def _spend(self, sent: int, received: int, *, delivery: str = "") -> None:
         self.spent_tokens += sent + received
         if self._costs is not None:
-            self._spent_cost += price(self._costs, sent, received).cost
+            self._spent_cost += price(self._costs, sent, received, delivery=delivery).cost
 
     def _apply_call(self, fact: Fact[ToolIntended | DelegationDecided | ToolReturned]) -> None:
         if "/call-" not in fact.name:

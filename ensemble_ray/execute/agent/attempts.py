@@ -275,6 +275,7 @@ def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
         waits=effect.waits,
         max_attempts=effect.max_attempts,
         waited_s=effect.waited_s,
+        delivery=effect.delivery,
     )
 
 
@@ -296,6 +297,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         waits=answer.waits,
         max_attempts=answer.max_attempts,
         waited_s=answer.waited_s,
+        delivery=answer.delivery,
     )
 
 

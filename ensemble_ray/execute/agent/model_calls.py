@@ -29,7 +29,7 @@ from ensemble_ray.execute.agent.attempts import (
 )
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
-from ensemble_ray.execute.scope import TaskScope
+from ensemble_ray.execute.scope import FirstRequest, TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import Persistence, StreamingChatModel, StructuredChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
@@ -105,10 +105,31 @@ class ModelCalls:
         )
         request_digest = self._request_digest(messages)
         recorded = self._scope.find_recorded(name, ModelAnswered) if self._scope.recorded_facts else None
+        if (defer := self._scope.ports.defer) is not None:
+            schema = None if self._structured is None else self._structured[1]
+            await defer(
+                FirstRequest(
+                    order=order,
+                    model=self._model,
+                    messages=tuple(messages),
+                    schema=schema,
+                    digest=request_digest,
+                    is_answered=recorded is not None,
+                )
+            )
+        if recorded is not None and recorded.data.delivery and self._on_incomplete == "retry":
+            is_whole = incomplete_reason(effect_of(recorded.data).response) is None
+            recorded = recorded if is_whole else None  # a call replaces the answer of the batch (S-BAT-33)
         if recorded is not None:
             if (compare := self._scope.ports.compare) is not None:
                 compare(name, recorded, request_digest, messages)
             effect = effect_of(recorded.data)
+            if effect.delivery and request_digest not in {"", recorded.data.request_digest}:
+                _log.warning(
+                    "Task '%s': its prompt differs from the one in the batch, which is answered. Its factory must make the "
+                    "same task each time",
+                    order.key,
+                )
             self._effects.retry_count += effect.retries
             if self._runner is not None:
                 self._runner.recall(turn)

@@ -83,16 +83,14 @@ class BatchEndpoint:
 
         return await self._call(send)
 
-    async def create(
-        self, file_id: str, *, key: str, window: str, metadata: Mapping[str, str]
-    ) -> ProviderBatch:
+    async def create(self, file_id: str, *, key: str, window: str, metadata: Mapping[str, str]) -> ProviderBatch:
         """Create the batch of a file. `key` is part of its metadata."""
 
         async def send(client: AsyncOpenAI) -> ProviderBatch:
             return _described(
                 await client.batches.create(
                     input_file_id=file_id,
-                    endpoint=_PATH,
+                    endpoint="/v1/chat/completions",
                     completion_window=cast("Any", window),  # the package knows one of the windows
                     metadata={**metadata, KEY: key},
                     extra_query=self.query,
@@ -167,8 +165,8 @@ class BatchEndpoint:
                 except (WireError, TooMuchError) as error:
                     return BatchLine(custom_id, problem=str(error))
             return BatchLine(custom_id, problem=f"HTTP {status}")
-        error = entry.get("error")
-        code = str(cast("Mapping[str, Any]", error).get("code") or "") if isinstance(error, dict) else ""
+        failure: object = entry.get("error")
+        code = str(cast("Mapping[str, Any]", failure).get("code") or "") if isinstance(failure, dict) else ""
         return BatchLine(custom_id, problem=code or "the line has no response")
 
     async def _pieces(self, file_id: str) -> AsyncGenerator[bytes]:
@@ -227,7 +225,5 @@ def _described(batch: Batch) -> ProviderBatch:
         failed=0 if counts is None else counts.failed,
         output_file=batch.output_file_id or "",
         error_file=batch.error_file_id or "",
-        problems=tuple(
-            (each.code or "", each.message or "") for each in (() if errors is None else errors.data or ())
-        ),
+        problems=tuple((each.code or "", each.message or "") for each in (() if errors is None else errors.data or ())),
     )

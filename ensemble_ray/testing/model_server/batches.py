@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 
 from ensemble_ray.testing.model_server.script import (
     Fault,
@@ -290,7 +290,6 @@ async def _read_upload(http: web.BaseRequest) -> tuple[str, bytes]:
     name, content = "", b""
     reader = await http.multipart()
     while (part := await reader.next()) is not None:
-        read = bytes(await part.read()) if hasattr(part, "read") else b""
-        if getattr(part, "name", None) == "file":
-            name, content = getattr(part, "filename", None) or "", read
+        if isinstance(part, BodyPartReader) and part.name == "file":
+            name, content = part.filename or "", bytes(await part.read())
     return name, content

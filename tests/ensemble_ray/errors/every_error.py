@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from ensemble_ray import (
     AgentExecutionError,
+    BatchError,
     CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
@@ -50,6 +51,7 @@ LIMIT = RateLimit(requests=2, period=timedelta(minutes=1))
 
 #: One of each class, with all its fields.
 EVERY = [
+    BatchError("HTTP 404", "4f2a"),
     EnsembleError("anything"),
     ValidationError("Agent role must not be blank"),
     PromptTemplateError("2 are missing", ("a", "b"), "{a} {b}"),
