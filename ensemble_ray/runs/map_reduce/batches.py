@@ -224,7 +224,7 @@ class BatchSession:
                 self._queue.append(order)
             elif instance in self._making:
                 self._making.remove(instance)
-                self._queue.append(replace(order, is_resubmission=True))
+                self._queue.append(replace(order, is_resubmission=True, input_guardrails=0))  # it has passed them
             elif (batch := self.batches.find(instance)) is None or batch.state == "void":
                 if self._collects:
                     self._collect(order)

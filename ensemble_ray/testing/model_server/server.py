@@ -190,6 +190,15 @@ class ModelServer:
         """Number of requests of the Batch API: `upload`, `create`, `list`, `get`, `cancel`, `download`."""
         return Counter(self._batches.calls)
 
+    @property
+    def batch_script(self) -> BatchScript:
+        """How batches proceed from now on."""
+        return self._batches.script
+
+    @batch_script.setter
+    def batch_script(self, script: BatchScript) -> None:
+        self._batches.script = script
+
     def finish_batches(self, end: Literal["completed", "expired", "failed", "cancelled"] | None = None) -> None:
         """End all open batches; None: as the script says."""
         self._batches.finish(end)
