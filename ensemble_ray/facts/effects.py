@@ -41,7 +41,7 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _row_of(*checks: Check) -> Check:
+def row_of(*checks: Check) -> Check:
     """Return a check for a list with one value per check."""
 
     def check(value: object) -> str | None:
@@ -69,7 +69,7 @@ class ModelWait(NamedTuple):
         return f"{self.reason}, waited {self.wait_s:.3g} s" if self.wait_s else self.reason
 
 
-WAITS = list_of(_row_of(TEXT, TEXT, INSTANT, DURATION))
+WAITS = list_of(row_of(TEXT, TEXT, INSTANT, DURATION))
 
 
 def read_waits(rows: Sequence[Sequence[Any]]) -> tuple[ModelWait, ...]:
@@ -258,7 +258,7 @@ class SamplingAnswered(FactData):
 _MANY_NOTES = 16  # From this number on, notes are recorded as one text.
 
 
-_NOTES = list_of(_row_of(TEXT, TEXT, TEXT))
+_NOTES = list_of(row_of(TEXT, TEXT, TEXT))
 
 
 def _to_tuples(value: object) -> object:
@@ -286,7 +286,7 @@ class MemoryRecalled(FactData):
 
     #: (scope, contents)
     scopes: tuple[tuple[str, tuple[str, ...]], ...] = written(
-        list_of(_row_of(TEXT, list_of(TEXT))), default=(), read=_to_tuples, write=_to_lists
+        list_of(row_of(TEXT, list_of(TEXT))), default=(), read=_to_tuples, write=_to_lists
     )
     #: (agent's role, description, content); None: no short-term memory
     short_term: tuple[tuple[str, str, str], ...] | None = written(
@@ -301,7 +301,7 @@ class MemoryRecalled(FactData):
     long_term: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
     #: (name, fact)
     entities: tuple[tuple[str, str], ...] = written(
-        list_of(_row_of(TEXT, TEXT)), default=(), read=_to_tuples, write=_to_lists
+        list_of(row_of(TEXT, TEXT)), default=(), read=_to_tuples, write=_to_lists
     )
     retrieval_s: float | None = written(optional(DURATION), default=None)
     lookup_s: float | None = written(optional(DURATION), default=None)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.errors.texts import brief, list_causes, message_of, own_line
-from ensemble_ray.facts.effects import WAITS, ModelWait, read_waits, write_waits
+from ensemble_ray.facts.effects import WAITS, ModelWait, read_waits, row_of, write_waits
 from ensemble_ray.facts.fact import (
     ANY,
     DURATION,
@@ -763,7 +763,7 @@ class BatchRecorded(FactData):
     #: this run; `collected`: all answers are recorded; `void`: its open items need another batch
     state: str = written(TEXT, missing="")
     items: tuple[BatchMember, ...] = written(
-        list_of(list_of(NUMBER)),
+        list_of(row_of(NUMBER, NUMBER, NUMBER)),
         default=(),
         read=lambda rows: tuple([BatchMember(*row) for row in rows]),
         write=lambda rows: [list(row) for row in rows],

@@ -268,9 +268,7 @@ def test_incomplete_answer_is_asked_again(model_server: Serve) -> None:
     assert raws(team(server, ["tide"]).run(runtime="inline")) == ["half"]
 
 
-def test_other_prompt_of_the_second_task_is_reported(
-    model_server: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_prompt_of_the_second_task_is_reported(model_server: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """S-BAT-22: a factory that does not make the same task twice."""
     server, numbers = model_server(answer), itertools.count()
     with caplog.at_level(logging.WARNING):
@@ -306,7 +304,11 @@ def test_each_model_has_its_own_batches(model_server: Serve) -> None:
     limited = RateLimitedChatModel.of(llm(server, temperature=1), RateLimit.per_minute(1))
     agents = [Agent(role=f"R{number}", goal="read", llm=model) for number, model in enumerate((llm(server), limited))]
     output = team(
-        server, range(8), llm=None, map_agent=lambda item: agents[item % 2], map_task=lambda item, agent: Task.of(f"map {item}").replace(agent=agent)
+        server,
+        range(8),
+        llm=None,
+        map_agent=lambda item: agents[item % 2],
+        map_task=lambda item, agent: Task.of(f"map {item}").replace(agent=agent),
     ).run(runtime="inline")
     assert raws(output) == [f"<{number}>" for number in range(8)]
     assert sorted(len(batch.lines) for batch in server.batches) == [4, 4]
@@ -389,13 +391,13 @@ class Died(Exception):  # noqa: N818  no error: the death of a process
     pass
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("step", ["upload", "create", "get", "lines"])
-def test_driver_that_ends_at_a_step_is_continued(
-    step: str, is_after: bool, model_server: Serve, runtime: Runtime, home: str, monkeypatch: pytest.MonkeyPatch
+def test_driver_that_ends_at_a_step_is_continued(  # noqa: PLR0917  fixtures
+    step: str, moment: str, model_server: Serve, runtime: Runtime, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-BAT-10, S-BAT-11, S-BAT-51: the driver ends before or after each step; no request is paid twice."""
-    server = model_server(answer, batches=BatchScript(polls=2))
+    server, is_after = model_server(answer, batches=BatchScript(polls=2)), moment == "after"
     ensemble = team(server, range(7), delivery=delivery(max_requests=4))
     real = getattr(BatchEndpoint, step)
 
@@ -488,7 +490,9 @@ PRICES = CostConfiguration(input_token_rate=1, output_token_rate=1)
 
 def test_answers_of_batches_cost_half(model_server: Serve, runtime: Runtime) -> None:
     """S-BAT-34: 15 tokens each; a call after a batch costs the full price."""
-    server = model_server(lambda request: Fault(status=429) if "3" in request.text and not request.headers else answer(request))
+    server = model_server(
+        lambda request: Fault(status=429) if "3" in request.text and not request.headers else answer(request)
+    )
     output = team(server, range(4), cost_configuration=PRICES).run(runtime=runtime)
     assert output.metrics.total_cost_estimate is not None
     assert output.metrics.total_cost_estimate.total_cost == 3 * 7.5 + 15
@@ -533,7 +537,10 @@ def _task(**fields: Any) -> Task:
     [
         (lambda _: _task(handler=lambda _: "done"), "has a handler"),
         (lambda _: _task(tools=[look]), "has tools"),
-        (lambda _: _task(agent=Agent(role="R", goal="g", llm=ScriptedModel("a"), allow_delegation=True)), "has delegation"),
+        (
+            lambda _: _task(agent=Agent(role="R", goal="g", llm=ScriptedModel("a"), allow_delegation=True)),
+            "has delegation",
+        ),
         (lambda _: _task(agent=Agent(role="R", goal="g", llm=ScriptedModel("a"))), "has the model ScriptedModel"),
         (lambda _: _task(llm=ScriptedModel("a")), "has the model ScriptedModel"),
         (lambda _: Loop(name="again", body=[_task()], max_iterations=2), "map_task returned a loop"),

@@ -24,7 +24,7 @@ class Mode(StrEnum):
     pipelined = "pipelined"
 
 
-class Delivery(StrEnum):
+class DeliveryChoice(StrEnum):
     calls = "calls"
     batch = "batch"
 
@@ -99,7 +99,7 @@ def map_items(
         Path | None, Option("--retry-dead", metavar="FILE", help="In place of ITEMS: those of a dead-letter file.")
     ] = None,
     delivery: Annotated[
-        Delivery | None,
+        DeliveryChoice | None,
         Option("--delivery", help="batch: through the provider's Batch API, at half the price, within a day."),
     ] = None,
     max_tokens: options.MaxTokens = None,

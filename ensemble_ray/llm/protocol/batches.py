@@ -119,12 +119,13 @@ class BatchEndpoint:
             after: dict[str, str] = {}
             for _ in range(_MOST_PAGES):
                 page = await client.batches.list(limit=_PAGE, extra_query={**self.query, **after})
-                for batch in page.data:
+                listed = page.data  # newest first
+                for batch in listed:
                     if (batch.metadata or {}).get(KEY) == key:
                         return _described(batch)
-                if not page.data or not page.has_more or page.data[-1].created_at < since - _SLACK_S:
+                if not listed or not page.has_more or listed[-1].created_at < since - _SLACK_S:
                     return None
-                after = {"after": page.data[-1].id}
+                after = {"after": listed[-1].id}
             return None
 
         return await self._call(search)

@@ -51,7 +51,6 @@ LIMIT = RateLimit(requests=2, period=timedelta(minutes=1))
 
 #: One of each class, with all its fields.
 EVERY = [
-    BatchError("HTTP 404", "4f2a"),
     EnsembleError("anything"),
     ValidationError("Agent role must not be blank"),
     PromptTemplateError("2 are missing", ("a", "b"), "{a} {b}"),
@@ -81,4 +80,5 @@ EVERY = [
     ManagerStalledError(3, ["first", "second"], "Coordinate"),
     ReviewDecidedError("It is decided", "run", "gate", "edit", "ann", datetime(2026, 1, 1, tzinfo=UTC), "too long"),
     ReviewTimeoutError("Review gate timed out after 60s (on_timeout=fail)"),
+    BatchError("HTTP 404", "4f2a"),
 ]
