@@ -108,6 +108,15 @@ SCENARIOS = (
     _mapping("map-10k-1000", size=10_000, slots=1_000, latency_ms=200, is_recorded=True),
     _mapping("map-10k-0ms", size=10_000, slots=200, latency_ms=0, is_recorded=True),
     Scenario(
+        name="map-10k-batch",
+        measure="warm",
+        variants={"floor": "mapping:floor", "inline-recorded": "batched:team", "ray-recorded": "batched:team"},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
+        size=10_000,
+        extra={"slots": 200},
+    ),
+    Scenario(
         name="map-reduce-200ms",
         measure="warm",
         variants={
