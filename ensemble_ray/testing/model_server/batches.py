@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
@@ -28,6 +29,7 @@ _Status: TypeAlias = Literal[
 ]
 _ENDED = frozenset({"completed", "expired", "failed", "cancelled"})
 _PAGE = 20
+_CHUNK_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class BatchScript:
         unknown_lines: Lines with an unknown id in each output file.
         errors: Calls that are refused with HTTP 500, and how often.
         lost: Calls that take effect, but have no answer, and how often.
+        holds: A call that the server never answers, `before` or `after` it takes effect: a client can be killed there.
         page: Batches per page of a list.
     """
 
@@ -57,6 +60,7 @@ class BatchScript:
     unknown_lines: int = 0
     errors: Mapping[BatchCall, int] = field(default_factory=dict["BatchCall", int])
     lost: Mapping[BatchCall, int] = field(default_factory=dict["BatchCall", int])
+    holds: tuple[BatchCall, Literal["before", "after"]] | None = None
     page: int = _PAGE
 
 
@@ -104,6 +108,7 @@ class ServedBatches:
         self.batches: list[ServedBatch] = []
         self.files: dict[str, tuple[str, bytes]] = {}  # (name, content) by id
         self.calls: Counter[str] = Counter()
+        self.held = 0  # calls that are never answered
         self._answer = answer
         self._errors = Counter(script.errors)
         self._lost = Counter(script.lost)
@@ -129,14 +134,24 @@ class ServedBatches:
         elif http.method == "POST":
             raw = await http.content.read()
         with self._lock:
-            self.calls[call] += 1
-            if self._errors[call] > 0:
-                self._errors[call] -= 1
-                return _refused(500, "scripted fault")
-            answered = self._perform(call, name, raw, file_name, http.query)
-            if self._lost[call] > 0:
-                self._lost[call] -= 1
-                return None
+            held = self.script.holds
+            answered = None
+            if held != (call, "before"):
+                answered = self._answer_call(call, lambda: self._perform(call, name, raw, file_name, http.query))
+        if held is not None and held[0] == call:
+            self.held += 1
+            await asyncio.Event().wait()
+        return answered
+
+    def _answer_call(self, call: BatchCall, perform: Callable[[], web.Response]) -> web.Response | None:
+        self.calls[call] += 1
+        if self._errors[call] > 0:
+            self._errors[call] -= 1
+            return _refused(500, "scripted fault")
+        answered = perform()
+        if self._lost[call] > 0:
+            self._lost[call] -= 1
+            return None
         return answered
 
     def finish(self, end: Literal["completed", "expired", "failed", "cancelled"] | None = None) -> None:
@@ -291,5 +306,8 @@ async def _read_upload(http: web.BaseRequest) -> tuple[str, bytes]:
     reader = await http.multipart()
     while (part := await reader.next()) is not None:
         if isinstance(part, BodyPartReader) and part.name == "file":
-            name, content = part.filename or "", bytes(await part.read())
+            name, pieces = part.filename or "", list[bytes]()
+            while piece := await part.read_chunk(_CHUNK_BYTES):  # unlike `read`, without a limit
+                pieces.append(bytes(piece))
+            content = b"".join(pieces)
     return name, content

@@ -191,6 +191,11 @@ class ModelServer:
         return Counter(self._batches.calls)
 
     @property
+    def held_batch_calls(self) -> int:
+        """Number of requests of the Batch API that were never answered, as `BatchScript.holds` says."""
+        return self._batches.held
+
+    @property
     def batch_script(self) -> BatchScript:
         """How batches proceed from now on."""
         return self._batches.script
