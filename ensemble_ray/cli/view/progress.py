@@ -686,10 +686,10 @@ class ItemProgress:
             is_idle=not (self.running or self.ended or self._batches),
         )
 
-    def _batch_lines(self) -> list[str]:
+    def _batch_lines(self) -> Sequence[str]:
         if not self._batches:
-            return []
+            return ()
         batches = self._batches.values()
         open_count = sum(each.state not in {"collected", "void"} for each in batches)
         answered, total = sum(each.answered for each in batches), sum(each.total for each in batches)
-        return [f"  {open_count:,} of {len(batches):,} batches open, {answered:,} of {total:,} requests answered"]
+        return (f"  {open_count:,} of {len(batches):,} batches open, {answered:,} of {total:,} requests answered",)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray import RunState
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import BatchMember
 from ensemble_ray.record.batches import RecordedBatches, members_of
 from ensemble_ray.record.following import EventProjection
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.view.map_reduce import MapReduceView
+from ensemble_ray.studio.views.run_view import RunView
 
 from .facts_of_dynamic_runs import begun as dynamic
 from .facts_of_runs import RUN, fact
@@ -98,3 +102,23 @@ def test_trace_and_messages_show_batches() -> None:
     assert [(each.data["state"], each.data["answered"], each.data["total"]) for each in messages] == [
         ("planned", 0, 11), ("submitted", 4, 11),
     ]  # fmt: skip
+
+
+async def test_studio_shows_batches(tmp_path: Path) -> None:
+    """S-BAT-42: how many of their requests are answered."""
+    store = SqliteStore(tmp_path)
+    run = await store.begin(RUN)
+    await run.journal.append([dynamic(), PLANNED, step("a", "submitted", status="in_progress", answered=4)])
+    await run.close(RunState.INTERRUPTED)
+    view = RunView(RUN)
+    view.apply(await store.facts(RUN))
+    summary = await store.summary(RUN)
+    assert summary is not None
+    (batch,) = view.detail(summary, at=0.0, can_decide=False).batches
+    assert (batch.batch, batch.state, batch.status, batch.answered, batch.total) == (
+        "a",
+        "submitted",
+        "in_progress",
+        4,
+        11,
+    )
