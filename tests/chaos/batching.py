@@ -58,9 +58,12 @@ def killed_around_batches(seed: int, kills: int) -> Report:
     with own_directory() as place, ModelServer(_answer, batches=BatchScript(polls=2, is_shuffled=True)) as server:
         (place / "items.jsonl").write_text("\n".join(map(str, range(_ITEMS))), encoding="utf-8")
         (place / "team.yaml").write_text(TEAM, encoding="utf-8")
-        # In the order in which a run comes by them; the list is read after a death around a creation.
-        calls = sorted(rng.choices(get_args(_Call), k=kills), key=get_args(_Call).index)
-        for call in calls:
+        # In the order in which a run comes by them; the list is read only after a death around a creation.
+        drawn = sorted(rng.choices(get_args(_Call), k=kills), key=get_args(_Call).index)
+        for number, call in enumerate(drawn):
+            if call == "list" and (number == 0 or drawn[number - 1] != "create"):
+                drawn[number] = "create"
+        for call in drawn:
             when: Literal["before", "after"] = rng.choice(("before", "after"))
             _work(place, server, report, BatchScript(polls=2, is_shuffled=True, holds=(call, when)), rng)
         _work(place, server, report, BatchScript(polls=1, is_shuffled=True), rng)

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def test_each_model_has_its_own_batches(model_server: Serve) -> None:
     """S-BAT-12: a file has the requests of one model; a limit of calls does not apply to batches."""
     server = model_server(answer)
     limited = RateLimitedChatModel.of(llm(server, temperature=1), RateLimit.per_minute(1))
-    agents = [Agent(role=f"R{number}", goal="read", llm=model) for number, model in enumerate((llm(server), limited))]
+    agents = [Agent(role="First", goal="read", llm=llm(server)), Agent(role="Second", goal="read", llm=limited)]
     output = team(
         server,
         range(8),
@@ -485,7 +486,7 @@ def test_detached_run_leaves_its_batches(model_server: Serve, home: str) -> None
 
 # Budgets and costs.
 
-PRICES = CostConfiguration(input_token_rate=1, output_token_rate=1)
+PRICES = CostConfiguration(input_token_rate=Decimal(1), output_token_rate=Decimal(1))
 
 
 def test_answers_of_batches_cost_half(model_server: Serve, runtime: Runtime) -> None:
@@ -496,7 +497,7 @@ def test_answers_of_batches_cost_half(model_server: Serve, runtime: Runtime) -> 
     output = team(server, range(4), cost_configuration=PRICES).run(runtime=runtime)
     assert output.metrics.total_cost_estimate is not None
     assert output.metrics.total_cost_estimate.total_cost == 3 * 7.5 + 15
-    free = team(server, range(2), cost_configuration=PRICES.replace(batch_share=0)).run(runtime="inline")
+    free = team(server, range(2), cost_configuration=PRICES.replace(batch_share=Decimal(0))).run(runtime="inline")
     assert free.metrics.total_cost_estimate is not None
     assert free.metrics.total_cost_estimate.total_cost == 0
 

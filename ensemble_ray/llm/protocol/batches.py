@@ -16,6 +16,7 @@ from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY, Endpoint
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, sdk_failures
 from ensemble_ray.llm.protocol.transport import CallFailedError
 from ensemble_ray.llm.protocol.wire import AnswerLimits, TooMuchError, WireError, json_bytes, parse_json
+from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.messages import ChatResponse
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ T = TypeVar("T")
 KEY = "ensemble_ray_batch"  # of the metadata, by which a batch is found again
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 _PATH = "/v1/chat/completions"
+_SHOWN = 200  # characters of a provider's text
 _PAGE = 100  # batches per page of a list
 _MOST_PAGES = 1_000
 _SLACK_S = 3_600  # the clocks of provider and caller may differ
@@ -165,10 +167,10 @@ class BatchEndpoint:
                     return BatchLine(custom_id, self.endpoint.decode(json_bytes(response.get("body"))))
                 except (WireError, TooMuchError) as error:
                     return BatchLine(custom_id, problem=str(error))
-            return BatchLine(custom_id, problem=f"HTTP {status}")
+            return BatchLine(custom_id, problem=one_line(f"HTTP {status}", _SHOWN))
         failure: object = entry.get("error")
-        code = str(cast("Mapping[str, Any]", failure).get("code") or "") if isinstance(failure, dict) else ""
-        return BatchLine(custom_id, problem=code or "the line has no response")
+        code: object = cast("Mapping[str, Any]", failure).get("code") if isinstance(failure, dict) else None
+        return BatchLine(custom_id, problem=one_line(str(code or "the line has no response"), _SHOWN))
 
     async def _pieces(self, file_id: str) -> AsyncGenerator[bytes]:
         client = await self.clients.get(self._connection())
@@ -220,11 +222,14 @@ def _described(batch: Batch) -> ProviderBatch:
     counts, errors = batch.request_counts, batch.errors
     return ProviderBatch(
         id=batch.id,
-        status=str(batch.status),
+        status=one_line(str(batch.status), _SHOWN),
         total=0 if counts is None else counts.total,
         completed=0 if counts is None else counts.completed,
         failed=0 if counts is None else counts.failed,
         output_file=batch.output_file_id or "",
         error_file=batch.error_file_id or "",
-        problems=tuple((each.code or "", each.message or "") for each in (() if errors is None else errors.data or ())),
+        problems=tuple(
+            (one_line(each.code or "", _SHOWN), one_line(each.message or "", _SHOWN))
+            for each in (() if errors is None else errors.data or ())
+        ),
     )

@@ -40,6 +40,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.batches import RecordedBatch, RecordedBatches, members_of
 from ensemble_ray.record.identity.definition import position_of
 from ensemble_ray.runs.coordinator import RunBackgroundTasks, RunJournal
+from ensemble_ray.runs.map_reduce.orders import FailedMap, PreparedLoop, PreparedTask
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.values.ids import RUN, effect_name, key_of, new_object_id
 from ensemble_ray.values.messages import ChatResponse, whole_response
@@ -47,7 +48,6 @@ from ensemble_ray.values.metrics import BATCH
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import Spending
-    from ensemble_ray.runs.map_reduce.orders import PreparedTask
     from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
     from ensemble_ray.runs.ports import Deliver, ExecutorSession, RunRequest
 
@@ -73,12 +73,12 @@ def batch_model_of(model: object) -> OpenAIChatModel | None:
 
 def check_batched(made: PreparedTask) -> None:
     """Refuse a map that cannot be delivered in a batch (S-BAT-3)."""
-    order = getattr(made, "order", None)
-    if hasattr(made, "ready"):
+    if isinstance(made, PreparedLoop):
         raise ValidationError(_refusal("map_task returned a loop", "Return a task"))
-    if not isinstance(order, TaskOrder):
+    if isinstance(made, FailedMap) or made.level:
         return
-    task, agent = cast("Task", order.task), order.agent
+    order = made.order
+    task, agent = order.task, order.agent
     what = f"Task '{brief(task.description)}'"
     if agent is None:
         raise ValidationError(_refusal(f"{what} has a handler", "A handler calls no model"))
@@ -239,7 +239,7 @@ class BatchSession:
     def stop(self, instances: Sequence[str]) -> None:
         """Stop maps; the open batches are cancelled, since only the end of a run stops maps."""
         passed: list[str] = []
-        cancelled: list[str] = []
+        cancelled: set[str] = set()
         for instance in instances:
             if (collecting := self._collecting.get(instance)) is not None:
                 self._stopped.add(instance)
@@ -249,7 +249,7 @@ class BatchSession:
             else:
                 self._waiting.pop(instance, None)
                 self._ready.pop(instance, None)
-                cancelled.append(instance)
+                cancelled.add(instance)
         self._queue = deque(order for order in self._queue if order.instance not in cancelled)
         asyncio.get_running_loop().call_soon(self._deliver_to_run, [self._cancelled(each) for each in cancelled])
         self._inner.stop(passed)
@@ -430,8 +430,9 @@ class BatchSession:
         self._making.difference_update(instances)
         self._release()
 
-    def _collect_again(self, instances: Sequence[str]) -> None:
-        """Make maps again, so that `start` collects their requests."""
+    def _collect_again(self, shard: _Shard, instances: Sequence[str]) -> None:
+        """Make maps of a void batch again, so that `start` collects their requests."""
+        del self._shards[shard.key]
 
         async def make() -> None:
             for first in range(0, len(instances), _CHUNK):
@@ -451,7 +452,7 @@ class BatchSession:
         batch = await self._send(self._submit(shard, api))
         if batch is None:
             if not self._is_ending:
-                self._collect_again(self._take_waiting(shard))
+                self._collect_again(shard, self._take_waiting(shard))
             return
         batch = await self._wait(shard, api, batch)
         if batch.is_over_queue_limit:
@@ -540,7 +541,7 @@ class BatchSession:
         _log.warning("Batch %s was refused and is sent again: %s", batch.id, _describe(batch))
         await self._journal.clock.sleep(self._delivery.poll_interval.total_seconds())
         await self._record(shard, "void")
-        self._collect_again(self._take_waiting(shard))
+        self._collect_again(shard, self._take_waiting(shard))
 
     async def _read(self, shard: _Shard, api: BatchEndpoint, batch: ProviderBatch) -> None:
         """Record the answers, and let all maps of the batch run; those without an answer make calls."""
@@ -572,11 +573,11 @@ class BatchSession:
             )  # fmt: skip
         self._set_ready(answered)
         if is_ours:
-            self._collect_again(rest)
+            self._collect_again(shard, rest)
         else:
+            del self._shards[shard.key]
             self._set_ready(rest)
         self._release()
-        del self._shards[shard.key]
 
     async def _read_file(self, shard: _Shard, api: BatchEndpoint, file_id: str, problems: Counter[str]) -> None:
         page: list[tuple[str, str, ChatResponse]] = []

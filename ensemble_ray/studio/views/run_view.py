@@ -359,7 +359,15 @@ class RunView:
             problem=problem,
             resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
             batches=[
-                schemas.BatchSchema(**{name: each.to_data()[name] for name in schemas.BatchSchema.model_fields})
+                schemas.BatchSchema(
+                    batch=each.batch,
+                    state=each.state,
+                    status=each.status,
+                    total=each.total,
+                    answered=each.answered,
+                    failed=each.failed,
+                    provider_batch=each.provider_batch,
+                )
                 for each in self.steps.history.batches
             ],
             item_retry=None if state.is_active else self._item_retry(summary.run_id),
