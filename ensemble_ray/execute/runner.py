@@ -84,7 +84,7 @@ class TaskRunner:
             if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
                 scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
             if order.reflects_on is not None:  # an output that was accepted after its task had ended
-                await reflect(scope, order.reflects_on, self.agent_of(order), is_stopped=is_stopped)
+                await reflect(scope, order.reflects_on, self._agent_of(order), is_stopped=is_stopped)
                 return order.result("completed", self.ports.clock.now())
             has_gates = self.context.review_policy is not None or bool(scope.recorded_facts)
             if has_gates:
@@ -99,7 +99,7 @@ class TaskRunner:
                 scope.effects.memory_listener = None
             reviewed = await review_output(scope, output) if has_gates else ReviewedOutput(output)
             if order.task.reflection_config is not None and not order.is_reflected_later:
-                await reflect(scope, reviewed.output, self.agent_of(order), is_stopped=is_stopped)
+                await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
             exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
             until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
             await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
@@ -162,7 +162,7 @@ class TaskRunner:
             is_manager=self.context.hierarchy is not None and not order.depth,
         )
 
-    def agent_of(self, order: TaskOrder) -> Agent | None:
+    def _agent_of(self, order: TaskOrder) -> Agent | None:
         """Return the agent with the model that a directive or the task chooses; None: a handler."""
         if order.agent_key is None:
             return None
@@ -189,7 +189,7 @@ class TaskRunner:
             scope.effects.memory_listener = scope.effects.memory = MemoryUse()  # in every capture mode (S-MEM-100)
         loop: AgentLoop | None = None
         structured: object
-        if (agent := self.agent_of(order)) is None:
+        if (agent := self._agent_of(order)) is None:
             text, structured = await run_handler(scope)
         else:
             loop = AgentLoop(scope, agent)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from ensemble_ray.llm.failures import CallFailure, build_provider_error
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY, Endpoint
 from ensemble_ray.llm.protocol.sdk_transport import SdkClients, sdk_failures
 from ensemble_ray.llm.protocol.transport import CallFailedError
-from ensemble_ray.llm.protocol.wire import AnswerLimits, TooMuchError, WireError, json_bytes, parse_json
+from ensemble_ray.llm.protocol.wire import AnswerLimits, WireError, json_bytes, parse_json
 from ensemble_ray.text.foreign_text import one_line
 from ensemble_ray.values.messages import ChatResponse
 
@@ -73,7 +73,7 @@ class BatchEndpoint:
 
     endpoint: Endpoint
     clients: SdkClients
-    connection: Mapping[str, object]
+    connection: Mapping[str, object] = field(repr=False)  # with the key
     query: Mapping[str, object]
 
     async def upload(self, name: str, file: IO[bytes]) -> str:
@@ -138,11 +138,12 @@ class BatchEndpoint:
         async with contextlib.aclosing(self._pieces(file_id)) as pieces:
             async for piece in pieces:
                 rest += piece
-                *whole, last = rest.split(b"\n")
-                rest = bytearray(last)
-                for line in whole:
-                    if line.strip():
-                        yield self.read_line(bytes(line))
+                if b"\n" in piece:
+                    *whole, last = rest.split(b"\n")
+                    rest = bytearray(last)
+                    for line in whole:
+                        if line.strip():
+                            yield self.read_line(bytes(line))
                 if len(rest) > 2 * self.endpoint.limits.body_bytes:
                     failure = CallFailure(status=200, reason="its file has a line that is longer than any answer")
                     raise await build_provider_error(failure, self.endpoint.origin)
@@ -165,7 +166,7 @@ class BatchEndpoint:
             if status == 200:  # noqa: PLR2004  HTTP
                 try:
                     return BatchLine(custom_id, self.endpoint.decode(json_bytes(response.get("body"))))
-                except (WireError, TooMuchError) as error:
+                except (ValueError, RecursionError) as error:  # no answer of the protocol
                     return BatchLine(custom_id, problem=str(error))
             return BatchLine(custom_id, problem=one_line(f"HTTP {status}", _SHOWN))
         failure: object = entry.get("error")
