@@ -44,6 +44,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.runs import BatchRecorded
 from ensemble_ray.llm.protocol.batches import BatchEndpoint, BatchLine
+from ensemble_ray.record.batches import RecordedBatches
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.runs.map_reduce import batches
 from ensemble_ray.testing import BatchScript, Fault, ModelServer, RawAnswer, Reply, ScriptedModel, ServedRequest
@@ -450,7 +451,7 @@ def test_cancelled_run_cancels_its_batches(model_server: Serve, runtime: Runtime
     server.wait_batches(lambda batches: len(batches) == 1 and batches[0].polls > 0)
     run.cancel()
     assert run.result(PATIENCE_S).exit_reason is ExitReason.CANCELLED
-    assert server.batches[0].status == "cancelling"
+    assert server.batch_calls["cancel"] == 1
     assert facts(home, "cancelled", BatchRecorded)[-1].state == "cancelled"
     server.finish_batches("cancelled")
     server.batch_script = BatchScript()
@@ -467,7 +468,7 @@ def test_cancelled_run_before_its_batch_is_sent(model_server: Serve, home: str) 
     until(lambda: server.batch_calls["upload"], "an upload")
     run.cancel()
     assert run.result(PATIENCE_S).exit_reason is ExitReason.CANCELLED
-    assert all(batch.status == "cancelling" for batch in server.batches)
+    assert server.batch_calls["cancel"] == len(server.batches)
 
 
 def test_detached_run_leaves_its_batches(model_server: Serve, home: str) -> None:
@@ -482,6 +483,35 @@ def test_detached_run_leaves_its_batches(model_server: Serve, home: str) -> None
     server.finish_batches()
     assert len(resume("detached", ensemble, runtime="inline").task_outputs) == 8
     assert (len(server.batches), set(asked(server).values())) == (1, {1})
+
+
+def test_calls_share_the_limits_of_a_map(model_server: Serve) -> None:
+    """S-BAT-23: a batch without answers does not make all its items call at the same time."""
+    server = model_server(
+        lambda request: Reply(text=answer(request), latency_s=0.01), batches=BatchScript(end="expired", answered=0)
+    )
+    assert len(team(server, range(20), max_parallel_tasks=3).run(runtime="inline").task_outputs) == 20
+    assert 1 < server.max_in_flight <= 3
+
+
+def test_answer_is_recorded_with_its_delivery_and_times(model_server: Serve, home: str) -> None:
+    """S-BAT-30: from the plan of the batch until it is read."""
+    server = model_server(answer, batches=BatchScript(polls=3))
+    output = team(server, ["tide"]).run(runtime="inline", run_id="timed")
+    (found,) = facts(home, "timed", ModelAnswered)
+    (batch,) = fold_batches(home, "timed")
+    assert (found.delivery, found.text, found.request_digest != "") == ("batch", "<tide>", True)
+    assert found.started_at == batch.planned_at
+    assert found.started_at + found.latency_s <= batch.changed_at
+    assert output.trace.task_traces[0].llm_interactions[0].latency.total_seconds() == pytest.approx(
+        found.latency_s, abs=1e-5
+    )
+
+
+def fold_batches(home: str, run_id: str) -> RecordedBatches:
+    batches = RecordedBatches()
+    batches.apply_all(RunDirectory(Path(home), run_id).facts())
+    return batches
 
 
 # Budgets and costs.

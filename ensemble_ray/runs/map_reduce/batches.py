@@ -255,6 +255,7 @@ class BatchSession:
         self._inner.stop(passed)
         if not self._is_ending:
             self._is_ending = True
+            self._background.detach()
             if not self.keeps_batches:
                 for shard in self._shards.values():
                     self._send(self._cancel(shard))
@@ -449,7 +450,7 @@ class BatchSession:
     async def _carry(self, shard: _Shard) -> None:
         """Deliver one batch: record, send, wait, read the answers."""
         api = shard.model.batches()
-        batch = await self._send(self._submit(shard, api))
+        batch = await asyncio.shield(self._send(self._submit(shard, api)))  # the end of the run waits for it
         if batch is None:
             if not self._is_ending:
                 self._collect_again(shard, self._take_waiting(shard))
@@ -706,9 +707,15 @@ class BatchSession:
 
     def _send(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a request for which the end of the run waits."""
+
+        def on_done(task: asyncio.Task[T]) -> None:
+            self._sending.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None and self._is_ending:
+                _log.warning("The run ends while a request of the Batch API fails: %s", brief(message_of(error)))
+
         task = asyncio.get_running_loop().create_task(work)
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(on_done)
         return task
 
 
