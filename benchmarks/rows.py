@@ -115,6 +115,11 @@ ROWS = (
         )
     ),
     Row(
+        scenario="map-10k-batch",
+        title="map 10,000 items in one batch at 0 ms; floor: as many calls, 200 slots",
+        unit="s",
+    ),
+    Row(
         scenario="stragglers",
         title="map-reduce of 1,000, lognormal latency (median 100 ms, sigma 1), 200 slots: level by level",
         unit="s",

@@ -123,6 +123,15 @@ SCENARIOS = (
         extra={"slots": 200},
     ),
     Scenario(
+        name="map-10k-batch",
+        measure="warm",
+        variants={"floor": "mapping:floor", "inline-recorded": "batched:team", "ray-recorded": "batched:team"},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
+        size=10_000,
+        extra={"slots": 200},
+    ),
+    Scenario(
         name="map-reduce-200ms",
         measure="warm",
         variants={

@@ -17,6 +17,7 @@ _EXPORTS = {
     "ensemble_ray.definition.agent": "Agent RemoteAgent",
     "ensemble_ray.definition.fields": "Durability OnUnknown ParallelErrorStrategy Workflow",
     "ensemble_ray.definition.run_options": "RunOptions RetryPolicy",
+    "ensemble_ray.definition.delivery": "BatchDelivery",
     "ensemble_ray.definition.graph": "Graph MaxStepsAction GraphEdge GraphFork GraphJoin",
     "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction Until",
     "ensemble_ray.definition.phase": "Phase PhaseReview PhaseReviewDecision",
@@ -30,7 +31,7 @@ _EXPORTS = {
     """,
     "ensemble_ray.ensemble": "Ensemble run",
     "ensemble_ray.errors": """
-        AgentExecutionError AllModelsFailedError CircuitOpenError ConstraintViolationError ExitEarlyError GuardrailViolationError
+        AgentExecutionError AllModelsFailedError BatchError CircuitOpenError ConstraintViolationError ExitEarlyError GuardrailViolationError
         IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError ParallelExecutionError
         PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError ReviewDecidedError
         ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError
@@ -39,7 +40,7 @@ _EXPORTS = {
     """,
     "ensemble_ray.events.delivery": "EventStream EnsembleListener",
     "ensemble_ray.events": """
-        DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
+        BatchProgressEvent DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
         EnsembleStartedEvent Event FileChangedEvent GraphStateCompletedEvent LlmIterationCompletedEvent
         LlmIterationStartedEvent LoopIterationCompletedEvent TaskCompleteEvent TaskFailedEvent TaskInputEvent
         TaskReflectedEvent TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest

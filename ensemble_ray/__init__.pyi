@@ -5,6 +5,7 @@ from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.agent import RemoteAgent as RemoteAgent
+from ensemble_ray.definition.delivery import BatchDelivery as BatchDelivery
 from ensemble_ray.definition.ensemble import HierarchicalConstraints as HierarchicalConstraints
 from ensemble_ray.definition.ensemble import ManagerPromptContext as ManagerPromptContext
 from ensemble_ray.definition.ensemble import ManagerPromptStrategy as ManagerPromptStrategy
@@ -35,6 +36,7 @@ from ensemble_ray.ensemble import Ensemble as Ensemble
 from ensemble_ray.ensemble import run as run
 from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
 from ensemble_ray.errors import AllModelsFailedError as AllModelsFailedError
+from ensemble_ray.errors import BatchError as BatchError
 from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
 from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
 from ensemble_ray.errors import EnsembleError as EnsembleError
@@ -63,6 +65,7 @@ from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
 from ensemble_ray.errors import UnreadableAttachmentError as UnreadableAttachmentError
 from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.events import BatchProgressEvent as BatchProgressEvent
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
 from ensemble_ray.events import DelegationStartedEvent as DelegationStartedEvent
@@ -284,6 +287,9 @@ __all__ = [
     "AllModelsFailedError",
     "Attachment",
     "Audio",
+    "BatchDelivery",
+    "BatchError",
+    "BatchProgressEvent",
     "CalculatorTool",
     "CaptureMode",
     "CapturedMessage",

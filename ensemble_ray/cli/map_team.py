@@ -48,12 +48,12 @@ OPTIONS: Mapping[str, type[str | int | float | bool]] = {
     "items": str, "retry_dead": str, "prompt": str, "ensemble": str, "reduce": str, "output": str, "columns": str, "key": str,
     "dead_letters": str, "model": str, "chunk_size": int, "token_budget": int, "mode": str, "ordered": bool,
     "concurrency": int, "replicas": int, "on_item_error": str, "input_rate": float, "output_rate": float, "limit": int,
-    "delimiter": str, "encoding": str,
+    "delimiter": str, "encoding": str, "delivery": str,
 }  # fmt: skip
 # Fields of the definition.
 _FIELDS = {
     "output": "results", "key": "key", "dead_letters": "dead_letters", "concurrency": "max_concurrency",
-    "replicas": "replicas", "on_item_error": "on_item_error",
+    "replicas": "replicas", "on_item_error": "on_item_error", "delivery": "delivery",
 }  # fmt: skip
 # Only for a map-reduce.
 _REDUCE_FIELDS = {

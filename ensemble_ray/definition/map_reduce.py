@@ -37,6 +37,7 @@ from typing_extensions import TypeAliasType
 
 from ensemble_ray.definition import fields
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.delivery import BatchDelivery, delivery_of
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.run_rules import RunListeners
 from ensemble_ray.definition.task import Task, UnitOutput, WithReflection
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[list[Any], Agent], _Task] | _AgentFirst
     GroupAgent: TypeAlias = Callable[[], _Agent]
     TokenEstimator: TypeAlias = Callable[[str], int | None]
+    Delivery: TypeAlias = Accepts[BatchDelivery | None, Literal["calls", "batch"] | BatchDelivery | None]
     InputEstimator: TypeAlias = Accepts[Callable[[Any], str], Callable[[Any], str] | None]
     FilePath: TypeAlias = Accepts[Path | None, str | Path | None]
     Columns: TypeAlias = Accepts[tuple[str, ...] | None, Sequence[str] | None]
@@ -94,6 +96,7 @@ else:
     MapTask = MapAgent = ReduceTask = DirectTask = GroupAgent = Annotated[Any, SkipValidation]
     TokenEstimator = InputEstimator = Annotated[Any, SkipValidation]
     FilePath = Path | None
+    Delivery = Annotated[BatchDelivery | None, BeforeValidator(delivery_of)]
     Columns = Annotated[
         tuple[str, ...] | None, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
     ]
@@ -116,6 +119,8 @@ class MapDefinition(RunListeners, WithReflection):
         columns: Columns of its rows after `index`: parts of a row such as `raw`, fields of the parsed answer, fields of the
             item. None: all parts of a row.
         key: Field of the item that is the first column, in place of the whole item.
+        delivery: `"batch"`, or a `BatchDelivery`: the first model calls of the maps go through the provider's Batch API, at half
+            the price and within a day. None or `"calls"`: each task calls the model itself.
         replicas: Processes per kind of agent on Ray; None: as the agents declare.
         max_concurrency: Tasks that one process does at the same time; None: as the agents declare.
     """
@@ -131,6 +136,7 @@ class MapDefinition(RunListeners, WithReflection):
     results: FilePath = fields.initially(None)
     columns: Columns = fields.initially(None)
     key: fields.StrictText | None = None
+    delivery: Delivery = fields.initially(None)
     replicas: fields.StrictInt | None = None
     max_concurrency: fields.StrictInt | None = None
 
@@ -261,7 +267,7 @@ class MapReduceDefinition(MapDefinition):
 
         This is so in static mode over a list, level by level, without settings for single items.
         """
-        item_settings = (self.on_item_error, self.dead_letters, self.results)
+        item_settings = (self.on_item_error, self.dead_letters, self.results, self.delivery)
         is_by_levels = not self.is_adaptive and not self.is_pipelined
         return is_by_levels and self.has_list and all(each is None for each in item_settings)
 

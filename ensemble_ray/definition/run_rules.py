@@ -263,6 +263,7 @@ class RunListeners(RunRules):
     on_loop_iteration_completed: fields.Callbacks[events.LoopIterationCompletedEvent] = fields.initially(())
     on_graph_state_completed: fields.Callbacks[events.GraphStateCompletedEvent] = fields.initially(())
     on_task_reflected: fields.Callbacks[events.TaskReflectedEvent] = fields.initially(())
+    on_batch_progress: fields.Callbacks[events.BatchProgressEvent] = fields.initially(())
 
     @property
     def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:

@@ -579,10 +579,13 @@ def find_unpriced(definition: RunRules) -> tuple[str, object] | None:
 
 def priced_models(definition: RunRules) -> Iterator[tuple[str, object]]:
     """Yield each model that a run asks or can be switched to, and where it is declared."""
-    yield from _models_of(cast("EnsembleDefinition | MapDefinition", definition))
+    from ensemble_ray.llm.fallback import members_of  # few runs need prices
+
+    named = [*_models_of(cast("EnsembleDefinition | MapDefinition", definition))]
     if not isinstance(definition, EnsembleDefinition) and definition.llm is not None:
-        yield "llm", definition.llm
-    yield from ((f"models '{name}'", model) for name, model in definition.models.items())
+        named.append(("llm", definition.llm))
+    named += [(f"models '{name}'", model) for name, model in definition.models.items()]
+    yield from ((place, each) for place, model in named for each in members_of(model))
 
 
 def embedding_models(definition: RunRules) -> Iterator[tuple[str, object]]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ensemble_ray.values.value import RateLimit
 
 __all__ = [
-    "AgentExecutionError", "AllModelsFailedError", "BudgetExhaustedError", "CircuitOpenError",
+    "AgentExecutionError", "AllModelsFailedError", "BatchError", "BudgetExhaustedError", "CircuitOpenError",
     "ConstraintViolationError", "EnsembleError", "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
@@ -373,6 +373,18 @@ class AllModelsFailedError(EnsembleError):
         told = "; ".join(f"{name}: {brief(text)}" for name, text in failures.items())
         super().__init__(f"No model of the chain answered. {told}")
         self.failures = dict(failures)
+
+
+class BatchError(EnsembleError):
+    """The Batch API refused a batch, or cannot be reached. The run can be resumed; the cause is the provider's error.
+
+    Attributes:
+        batch: The id of the batch in the record and in the provider's metadata.
+    """
+
+    def __init__(self, message: str, batch: str = "") -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 class ReviewTimeoutError(EnsembleError):

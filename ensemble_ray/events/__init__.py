@@ -17,7 +17,7 @@ from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import RunTracing, TaskTrace, TraceParent, jsonable
 
 __all__ = [
-    "EVENT_TYPES", "TRACED_EVENTS", "DelegationCompletedEvent", "DelegationFailedEvent", "DelegationStartedEvent",
+    "EVENT_TYPES", "TRACED_EVENTS", "BatchProgressEvent", "DelegationCompletedEvent", "DelegationFailedEvent", "DelegationStartedEvent",
     "EnsembleCompletedEvent", "EnsembleStartedEvent", "Event", "FileChangedEvent", "GraphStateCompletedEvent",
     "LlmIterationCompletedEvent", "LlmIterationStartedEvent", "LoopIterationCompletedEvent", "RunTracedEvent",
     "RunTracer", "TaskCompleteEvent", "TaskFailedEvent", "TaskInputEvent", "TaskReflectedEvent", "TaskStartEvent",
@@ -274,6 +274,24 @@ class TaskReflectedEvent(Event):
     is_first_reflection: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgressEvent(Event):
+    """A batch of map requests has another state, or more answers."""
+
+    method: ClassVar[str] = "on_batch_progress"
+    #: its id in the record and in the provider's metadata
+    batch: str
+    #: `planned`, `uploaded`, `submitted`, `cancelled` by this run, `collected` or `void`
+    state: str
+    #: the provider's word; empty: the provider does not have it yet
+    status: str
+    total: int
+    answered: int
+    failed: int
+    #: the provider's id
+    provider_batch: str = ""
+
+
 #: By listener method, in the order of registration (S-EVT-2).
 EVENT_TYPES: Mapping[str, type[Event]] = {
     event_type.method: event_type
@@ -281,7 +299,7 @@ EVENT_TYPES: Mapping[str, type[Event]] = {
         *(EnsembleStartedEvent, EnsembleCompletedEvent, TaskStartEvent, TaskCompleteEvent, TaskFailedEvent),
         *(ToolCallEvent, TaskInputEvent, LlmIterationStartedEvent, LlmIterationCompletedEvent, TokenEvent),
         *(DelegationStartedEvent, DelegationCompletedEvent, DelegationFailedEvent, FileChangedEvent),
-        *(LoopIterationCompletedEvent, GraphStateCompletedEvent, TaskReflectedEvent),
+        *(LoopIterationCompletedEvent, GraphStateCompletedEvent, TaskReflectedEvent, BatchProgressEvent),
     )
 }
 

@@ -80,6 +80,9 @@ class EnsembleListener:
     def on_task_reflected(self, event: events.TaskReflectedEvent) -> object:
         """React to a stored reflection on a task's output."""
 
+    def on_batch_progress(self, event: events.BatchProgressEvent) -> object:
+        """React to another state, or more answers, of a batch of map requests."""
+
 
 @runtime_checkable
 class RunEndListener(Protocol):

@@ -216,6 +216,12 @@ def graph_state_completed(
     return Message("graph_state_completed", data)
 
 
+def batch_progress(event: events.BatchProgressEvent) -> Message:
+    """Report that a batch has another state, or more answers (S-BAT-42)."""
+    names = ("batch", "state", "status", "total", "answered", "failed", "provider_batch")
+    return Message("batch_progress", {name: getattr(event, name) for name in names})
+
+
 def review_requested(
     *,
     review_id: str,
@@ -363,7 +369,7 @@ class RunMessages:
             case events.LlmIterationStartedEvent() | events.LlmIterationCompletedEvent() | events.TokenEvent():
                 return self._of_model(event, at)
             case _:
-                return None
+                return batch_progress(event) if isinstance(event, events.BatchProgressEvent) else None
 
     def end(self, exit_reason: str, at: float) -> Message | None:
         """Return the last message of a run that has started and not ended."""

@@ -40,6 +40,7 @@ from ensemble_ray.values.messages import (
     unusual_finish_reason,
 )
 from ensemble_ray.values.metrics import (
+    BATCH,
     UNKNOWN_TOKENS,
     CostConfiguration,
     CostEstimate,
@@ -150,6 +151,7 @@ class ModelEffect:
     reused: str = ""
     reused_tokens: tuple[int, ...] = ()
     price: PriceMark = None
+    delivery: str = ""  # as in `ModelAnswered`
 
     def __post_init__(self) -> None:
         self.latency_s = max(0.0, self.latency_s)
@@ -338,10 +340,13 @@ class TaskEffects:
         llm_s = tools_s = 0.0
         incomplete = reasoning = cached = written = 0
         reused: list[tuple[int, ...]] = []
+        batched: Sequence[int] | None = None  # tokens of the first answer, if a batch has it
         for model in self.models:  # one pass: this runs for every task of every run
             if model.reused:
                 reused.append(model.reused_tokens)
             usage = model.response.usage
+            if model.delivery and usage is not None:
+                batched = (usage.input_tokens, usage.output_tokens)
             inputs.append(UNKNOWN_TOKENS if usage is None else usage.input_tokens)
             outputs.append(UNKNOWN_TOKENS if usage is None else usage.output_tokens)
             if usage is not None:
@@ -361,16 +366,10 @@ class TaskEffects:
             outputs.append(answer.output_tokens)
             llm_s += answer.latency_s
         input_tokens, output_tokens = add_tokens(inputs), add_tokens(outputs)
-        by_model = (
-            None
-            if not self.is_chained
-            else dict(Counter([each.model for each in self.models if each.model and not each.reused]))
-        )
-        cost, unpriced = None, 0
         if isinstance(costs, CostConfiguration):
-            cost = costs.estimate(input_tokens, output_tokens)
-        elif costs is not None:
-            cost, unpriced = self._cost(costs)
+            cost, unpriced = _cost(costs, input_tokens, output_tokens, batched), 0
+        else:
+            cost, unpriced = (None, 0) if costs is None else self._cost(costs)
         return TaskMetrics.unchecked(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
@@ -382,7 +381,7 @@ class TaskEffects:
             tool_execution_time=timedelta(seconds=tools_s),
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
             llm_call_count=len(self.models) - len(reused) + len(self.sampled),
-            answers_by_model=by_model,
+            answers_by_model=self._answers_by_model() if self.is_chained else None,
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
             incomplete_answers=incomplete,
@@ -396,9 +395,16 @@ class TaskEffects:
             memory_operations=MemoryOperationCounts.ZERO if self.memory is None else self.memory.counts,
         )
 
+    def _answers_by_model(self) -> dict[str, int]:
+        return dict(Counter([each.model for each in self.models if each.model and not each.reused]))
+
     def _cost(self, prices: RunPrices) -> tuple[CostEstimate | None, int]:
         """Return the cost of the calls with a known price, and the number of the other calls (S-PRC-12)."""
-        found = [prices.estimate(model.response.usage or TokenUsage(), model.price) for model in self.models]
+        found = [
+            prices.estimate(model.response.usage or TokenUsage(), model.price, delivery=model.delivery)
+            for model in self.models
+            if not model.reused
+        ]
         for _, answer in self.sampled:
             counts = (answer.input_tokens, answer.output_tokens, -1, answer.cached_tokens, answer.cache_write_tokens)
             found.append(answer_cost(prices, answer, TokenUsage(*counts)))
@@ -451,8 +457,19 @@ def answer_cost(
 ) -> CostEstimate | None:
     """Return the cost of a recorded answer with these counts; None: unknown."""
     if costs is None or isinstance(costs, CostConfiguration):
-        return None if costs is None else costs.estimate(usage.input_tokens, usage.output_tokens)
+        counts = (usage.input_tokens, usage.output_tokens)
+        return None if costs is None else costs.estimate(*counts, delivery=delivery)
     return costs.estimate(usage, answer.price, delivery=delivery)
+
+
+def _cost(
+    cost: CostConfiguration, input_tokens: int, output_tokens: int, batched: Sequence[int] | None
+) -> CostEstimate | None:
+    if batched is None:
+        return cost.estimate(input_tokens, output_tokens)
+    first = cost.estimate(*batched, delivery=BATCH)
+    rest = cost.estimate(input_tokens - batched[0], output_tokens - batched[1])
+    return None if first is None or rest is None else first.add(rest)
 
 
 def is_work(data: FactData) -> bool:

@@ -29,7 +29,7 @@ from ensemble_ray.facts.effects import (
     ReflectionStored,
 )
 from ensemble_ray.facts.runs import DirectivesShown
-from ensemble_ray.llm.names import NO_NAMES, ModelNames, added_names, model_names
+from ensemble_ray.llm.names import NO_NAMES, added_names, model_names
 from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel, Persistence, ReflectionStore, RunMemory
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
@@ -341,12 +341,12 @@ async def _ask_model(
     """Call a model, and fill gaps of its answer with the task's texts (S-REFL-12, S-REFL-13)."""
     task, count = scope.order.task, 1 if prior is None else prior.run_count + 1
     messages = [ChatMessage(role="user", content=build_reflection_request(task, output.raw, prior))]
-    usage, names = TokenUsage(0, 0), NO_NAMES
+    usage, names, asked = TokenUsage(0, 0), NO_NAMES, model
     observations: tuple[str, ...]
     parts = parse_reflection("")
     try:
-        response, usage, answered = await _call_model(scope, model, messages)
-        names = added_names(answered, declared_model(scope, model, model_names(model)))
+        response, usage, asked = await _call_model(scope, model, messages)
+        names = added_names(model_names(asked), declared_model(scope, model, model_names(model)))
         if response.text is None or not response.text.strip():
             raise ValueError("the model's answer is empty")
         parts = parse_reflection(response.text)
@@ -373,14 +373,14 @@ async def _ask_model(
         provider=names.provider,
         cached_tokens=usage.cached_tokens,
         cache_write_tokens=usage.cache_write_tokens,
-        price=price_mark(scope.context.cost, model),
+        price=price_mark(scope.context.cost, asked),
     )
 
 
 async def _call_model(
     scope: TaskScope, model: ChatModel, messages: list[ChatMessage]
-) -> tuple[ChatResponse, TokenUsage, ModelNames]:
-    """Return the answer, its tokens, which do not count for the task (S-REFL-18), and its model."""
+) -> tuple[ChatResponse, TokenUsage, ChatModel]:
+    """Return the answer, its tokens, which do not count for the task (S-REFL-18), and the model that answered."""
     order, effects = scope.order, scope.effects
     separate_effects = TaskEffects(
         task_description=effects.task_description,
@@ -405,7 +405,7 @@ async def _call_model(
         input_tokens=usage.input_tokens if usage.input_tokens >= 0 else estimated[0],
         output_tokens=usage.output_tokens if usage.output_tokens >= 0 else estimated[1],
     )
-    return response, tokens, attempts.names
+    return response, tokens, attempts.model
 
 
 def _warn(scope: TaskScope, what: str, error: BaseException) -> None:

@@ -239,7 +239,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
     delegation_id: str = ""
     wants_text: bool = False  # the result must contain the answer's text
     description: str = ""  # for readers that do not load the task
-    is_resubmission: bool = False  # dispatched before in this epoch, and suspended at a gate
+    is_resubmission: bool = False  # dispatched before in this epoch, and suspended at a gate or collected for a batch
     directives: tuple[str, ...] = ()  # active when the task was started, like `switches`
     switches: tuple[ModelSwitch, ...] = ()
     is_reflected_later: bool = False  # a later order reflects on the accepted output (S-REFL-19)

@@ -48,7 +48,7 @@ from ensemble_ray.execute.review.gates import (
     review_output,
     work_ended_at,
 )
-from ensemble_ray.execute.scope import RunnerPorts, Slot, TaskScope, exit_of, reason_of
+from ensemble_ray.execute.scope import RequestDeferredError, RunnerPorts, Slot, TaskScope, exit_of, reason_of
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
@@ -125,6 +125,8 @@ class TaskRunner:
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._fail(scope, failure)
+            case RequestDeferredError():
+                return self._unfinished(scope, "waiting", None)
             case ReviewOpenError():
                 return replace(self._unfinished(scope, "waiting", None), open_reviews=error.reviews)
             case ExitEarlyError():

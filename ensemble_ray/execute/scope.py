@@ -21,6 +21,7 @@ from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.llm.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.llm.prices import describe_model, describe_unpriced, price_of
 from ensemble_ray.ports import (
+    ChatModel,
     Clock,
     EventSink,
     Journal,
@@ -35,7 +36,7 @@ from ensemble_ray.ports import (
 from ensemble_ray.text.foreign_text import estimate_tokens
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.memory import TaskReflection
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.values.metrics import Amount, CostConfiguration, RunBudget, amount_of, price
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.prices import RunCosts, estimate_embeddings
@@ -72,6 +73,23 @@ class RunReflections(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRequest:
+    """The first model call of a task, before it is made."""
+
+    order: TaskOrder
+    model: ChatModel
+    messages: Sequence[ChatMessage]
+    schema: JsonSchema | None
+    digest: str
+    reuse_digest: str  # as in `ModelAnswered`
+    is_answered: bool  # whether its answer is recorded, here or in an earlier run
+
+
+class RequestDeferredError(Exception):
+    """A task stops before its first model call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerPorts:
     clock: Clock
     journal: Journal
@@ -87,6 +105,8 @@ class RunnerPorts:
     ask_unknown: Callable[[UnknownEffect], object] | None = None
     #: safety of an output without effects on the world before its result is reported
     report_after: Persistence = Persistence.COMMITTED
+    #: takes the first request of each task in place of its model; it raises `RequestDeferredError` (S-BAT-20)
+    defer: Callable[[FirstRequest], Awaitable[None]] | None = None
     reviewer: Reviewer | None = None  # only in the process that started the run
     memory: RunMemory | None = None  # None: no memory, or its process cannot be reached
     reflections: RunReflections | None = None  # None: no reflections, or their process cannot be reached
@@ -240,7 +260,7 @@ class Spending:
         """Return the cost of a call; a `ValidationError` refuses an unknown price if the budget limits money."""
         costs = self.costs
         if costs is None or isinstance(costs, CostConfiguration):
-            return price(costs, usage.input_tokens, usage.output_tokens)
+            return price(costs, usage.input_tokens, usage.output_tokens, delivery=delivery)
         found = price_of(costs, model)
         if found is None and self._needs_prices:
             what = f"max_cost: the price of {describe_model(model)} is unknown"
@@ -283,6 +303,10 @@ class Request:
         except BaseException:
             self.spending.account.charge(claim)
             raise
+        self.charge(claim, response)
+        return response
+
+    def charge(self, claim: str, response: ChatResponse, *, delivery: str = "") -> None:
         usage = response.usage or TokenUsage()
         counted = (usage.input_tokens, usage.output_tokens)
         charged = (
@@ -292,8 +316,7 @@ class Request:
         if charged != counted:
             self.estimated = charged
         known = TokenUsage(*charged, -1, usage.cached_tokens, usage.cache_write_tokens)
-        self.spending.charge_answer(claim, self.template, self.model, known)
-        return response
+        self.spending.charge_answer(claim, self.template, self.model, known, delivery=delivery)
 
 
 def spending_here(budget: RunBudget | None, costs: RunCosts) -> Spending | None:

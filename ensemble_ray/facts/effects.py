@@ -42,7 +42,7 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _row_of(*checks: Check) -> Check:
+def row_of(*checks: Check) -> Check:
     """Return a check for a list with one value per check."""
 
     def check(value: object) -> str | None:
@@ -72,7 +72,7 @@ class ModelWait(NamedTuple):
         return f"{reason}, waited {self.wait_s:.3g} s" if self.wait_s else reason
 
 
-WAITS = list_of(_row_of(TEXT, TEXT, INSTANT, DURATION))
+WAITS = list_of(row_of(TEXT, TEXT, INSTANT, DURATION))
 
 
 def read_waits(rows: Sequence[Sequence[Any]]) -> tuple[ModelWait, ...]:
@@ -140,6 +140,7 @@ class ModelAnswered(FactData):
     cache_write_tokens: int = written(type_of("a number", int, float), default=-1)
     #: None: the run's first price; a text: another of its prices, "" if it is unknown; an object: the price itself (S-PRC-14)
     price: str | Mapping[str, object] | None = written(type_of("a text or an object", str, Mapping), default=None)
+    delivery: str = written(TEXT, default="")  # `batch`: from a batch, at its price (S-BAT-30)
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
@@ -283,7 +284,7 @@ class SamplingAnswered(FactData):
 _MANY_NOTES = 16  # From this number on, notes are recorded as one text.
 
 
-_NOTES = list_of(_row_of(TEXT, TEXT, TEXT))
+_NOTES = list_of(row_of(TEXT, TEXT, TEXT))
 
 
 def _to_tuples(value: object) -> object:
@@ -311,7 +312,7 @@ class MemoryRecalled(FactData):
 
     #: (scope, contents)
     scopes: tuple[tuple[str, tuple[str, ...]], ...] = written(
-        list_of(_row_of(TEXT, list_of(TEXT))), default=(), read=_to_tuples, write=_to_lists
+        list_of(row_of(TEXT, list_of(TEXT))), default=(), read=_to_tuples, write=_to_lists
     )
     #: (agent's role, description, content); None: no short-term memory
     short_term: tuple[tuple[str, str, str], ...] | None = written(
@@ -326,7 +327,7 @@ class MemoryRecalled(FactData):
     long_term: tuple[str, ...] = written(list_of(TEXT), default=(), read=tuple, write=list)
     #: (name, fact)
     entities: tuple[tuple[str, str], ...] = written(
-        list_of(_row_of(TEXT, TEXT)), default=(), read=_to_tuples, write=_to_lists
+        list_of(row_of(TEXT, TEXT)), default=(), read=_to_tuples, write=_to_lists
     )
     retrieval_s: float | None = written(optional(DURATION), default=None)
     lookup_s: float | None = written(optional(DURATION), default=None)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from ensemble_ray.errors import BudgetExhaustedError, EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.errors.texts import brief, list_causes, message_of, own_line
-from ensemble_ray.facts.effects import WAITS, ModelWait, read_waits, write_waits
+from ensemble_ray.facts.effects import WAITS, ModelWait, read_waits, row_of, write_waits
 from ensemble_ray.facts.fact import (
     ANY,
     DURATION,
@@ -743,3 +743,38 @@ class AgentsJoined(FactData):
             return [AgentSummary(**cast("dict[str, Any]", each)) for each in self.agents]
         except (TypeError, ValueError) as error:
             raise RecordError(f"The record is damaged: {self.to_data()} tells of no agents") from error
+
+
+class BatchMember(NamedTuple):
+    """Consecutive items of a batch, by index, and the occurrence of their maps."""
+
+    first: int
+    last: int
+    occurrence: int
+
+
+@fact_kind
+class BatchRecorded(FactData):
+    """A step of a batch of map requests at the provider (S-BAT-10)."""
+
+    KIND: ClassVar = "batch"
+    IS_OF_RUN: ClassVar = True
+
+    batch: str = written(TEXT, missing="")  # our id, in the metadata of the provider's batch
+    #: `planned`: before anything is sent; `uploaded`: the file is; `submitted`: the provider has the batch; `cancelled`: by
+    #: this run; `collected`: all answers are recorded; `void`: its open items need another batch
+    state: str = written(TEXT, missing="")
+    items: tuple[BatchMember, ...] = written(
+        list_of(row_of(NUMBER, NUMBER, NUMBER)),
+        default=(),
+        read=lambda rows: tuple([BatchMember(*row) for row in rows]),
+        write=lambda rows: [list(row) for row in rows],
+    )
+    total: int = written(NUMBER, default=0)  # requests
+    answered: int = written(NUMBER, default=0)  # by the provider so far, or recorded answers of a collected batch
+    failed: int = written(NUMBER, default=0)
+    model: str = written(TEXT, default="")
+    endpoint: str = written(TEXT, default="")
+    file: str = written(TEXT, default="")  # the provider's ids
+    provider_batch: str = written(TEXT, default="")
+    status: str = written(TEXT, default="")  # the provider's word

@@ -364,6 +364,12 @@ def resolve_chain(value: object) -> ChatModel:
     return resolve_llm(models[0]) if len(models) == 1 else Fallback(models)
 
 
+def members_of(model: object) -> tuple[object, ...]:
+    """Return the models of a chain, else the model itself."""
+    chain = chain_of(model)
+    return (model,) if chain is None else chain.models
+
+
 def chain_of(model: object) -> Fallback | None:
     """Return the chain that a model is, also behind a rate limit, which its models then share; None: it is none."""
     if isinstance(model, Fallback):

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, ClassVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 from pydantic import SecretStr
 
@@ -22,6 +22,7 @@ from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.protocol.request import (
     MessageRoles,
     PromptCache,
+    RequestForm,
     RequestOptions,
     SchemaOffer,
     SystemRole,
@@ -38,6 +39,9 @@ from ensemble_ray.llm.protocol.wire import (
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
 from ensemble_ray.values.attachments import AttachmentKind
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
+
+if TYPE_CHECKING:
+    from ensemble_ray.llm.protocol.batches import BatchEndpoint
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _STREAMING = b'"stream":true'
@@ -165,6 +169,7 @@ class OpenAIChatModel:
         # (S-LLM-24).
         client = {name: value for name, value in (self._client_options or {}).items() if name != "base_url"}
         self._sdk = None if self._client_options is None else SdkClients({**client, "max_retries": 0})
+        self._batch_clients: SdkClients | None = None  # made for the first batch
         self._made: tuple[str, str, Endpoint] | None = None  # the last endpoint, with its URL and key
         #: URL and key do not depend on the environment
         self._is_constant = self._base_url is not None and self._api_key is not None
@@ -264,12 +269,11 @@ class OpenAIChatModel:
         if not self._offers_schemas:
             return await self.chat(messages)
         endpoint = self._endpoint()
-        offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True, text=self._text)
         encode = partial(
             self._options.encode, messages, (), origin=endpoint.sender, has_offer=True, cache=endpoint.prompt_cache
         )
         try:
-            return await endpoint.complete(encode, offer)
+            return await endpoint.complete(encode, self._offer(schema))
         except Exception as error:
             self._explain_refusal(error, messages)
             raise
@@ -301,6 +305,35 @@ class OpenAIChatModel:
 
         if (refusal := as_refusal(error, attached_to(messages), self._model)) is not None:
             raise refusal from error
+
+    def request_body(self, messages: Sequence[ChatMessage], schema: JsonSchema | None = None) -> bytes:
+        """Return the body of a request that `chat`, or `chat_structured`, would send now."""
+        endpoint = self._endpoint()
+        offer = None if schema is None or not self._offers_schemas else self._offer(schema)
+        encode = partial(
+            self._options.encode,
+            messages,
+            (),
+            origin=endpoint.sender,
+            has_offer=offer is not None,
+            cache=endpoint.prompt_cache,
+        )
+        return RequestForm(encode, endpoint.sender, self._system_role, offer, self._API.learn).body
+
+    def batches(self) -> BatchEndpoint:
+        """Return the endpoint's Batch API."""
+        from ensemble_ray.llm.protocol.batches import BatchEndpoint
+
+        endpoint, base_url = self._endpoint(), self.base_url
+        if self._batch_clients is None:
+            self._batch_clients = self._sdk or SdkClients({"max_retries": 0})
+        connection = self._connection(endpoint.key, base_url)
+        return BatchEndpoint(
+            endpoint=endpoint, clients=self._batch_clients, connection=connection, query=self._extra_query
+        )
+
+    def _offer(self, schema: JsonSchema) -> SchemaOffer:
+        return SchemaOffer(schema=schema, is_declared=self._structured_outputs is True, text=self._text)
 
     def _endpoint(self) -> Endpoint:
         made = self._made

@@ -80,6 +80,8 @@ class EventProjection:
                 return self._end_task(change)
             case history.RoundEnded():
                 return (self._round(change.execution, change.what),)
+            case history.BatchChanged(batch=batch):
+                return (messages.batch_progress(batch.to_event(self._run_id)),)
             case history.RunStarted():
                 header = change.fact.data
                 begun = messages.ensemble_started(

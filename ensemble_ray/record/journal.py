@@ -19,7 +19,7 @@ from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.trace import jsonable
 
 SOON_S = 0.002  # Longest time until the commit of a fact that is needed soon, s. A model call takes longer.
-FORMAT = 4  # Version of the format. A reader accepts those from `OLDEST_FORMAT` on; a writer raises its file's.
+FORMAT = 5  # Version of the format. A reader accepts those from `OLDEST_FORMAT` on; a writer raises its file's.
 OLDEST_FORMAT = 2
 BODY_LIMIT = 1024  # Longest text that stays in its fact, characters.
 WHOLE_LIMIT = 16_384  # Longest text in one body, characters. Growing texts share their first pieces.

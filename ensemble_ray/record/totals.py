@@ -118,15 +118,21 @@ class UsageTally:
             estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, calls, reasoning))
             sent = sent if sent >= 0 else max(0, estimated[0])
             received = received if received >= 0 else max(0, estimated[-1])
-        self._spend_call(answer, sent, received)
+        delivery = answer.delivery if isinstance(answer, ModelAnswered) else ""
+        self._spend_call(answer, sent, received, delivery=delivery)
 
     def _spend_call(
-        self, answer: ModelAnswered | SamplingAnswered | ReflectionRecorded, sent: int, received: int
+        self,
+        answer: ModelAnswered | SamplingAnswered | ReflectionRecorded,
+        sent: int,
+        received: int,
+        *,
+        delivery: str = "",
     ) -> None:
         cost = None
         if self._costs is not None:
             usage = TokenUsage(sent, received, -1, int(answer.cached_tokens), int(answer.cache_write_tokens))
-            cost = answer_cost(self._costs, answer, usage)
+            cost = answer_cost(self._costs, answer, usage, delivery=delivery)
         self._spend(sent, received, cost)
 
     def _spend(self, sent: int, received: int, cost: CostEstimate | None) -> None:

@@ -26,6 +26,7 @@ from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext, RunModels
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler, LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.llm.fallback import members_of
 from ensemble_ray.llm.names import NO_NAMES, declared_names, model_names
 from ensemble_ray.llm.prices import decide_prices, load_library, needs_library
 from ensemble_ray.memory.tools import LocalRunMemory, rules_of
@@ -363,7 +364,8 @@ def _models_of(definition: RunRules) -> tuple[list[object], list[object]]:
             named.append(agent.llm)
         if (config := task.reflection_config) is not None:
             named.append(config.model)
-    return list({id(model): model for model in named if model is not None}.values()), embeds
+    known = {id(model): model for model in named if model is not None}
+    return [each for model in known.values() for each in members_of(model)], embeds
 
 
 def _new_costs(definition: RunRules, models: Sequence[object], embeds: Sequence[object]) -> RunCosts:

@@ -428,6 +428,18 @@ class ItemRetry(StudioSchema):
     is_shell: bool  # else Python of the program that started the run
 
 
+class BatchSchema(StudioSchema):
+    """Requests of maps in one batch at the provider."""
+
+    batch: str
+    state: str  # `planned`, `uploaded`, `submitted`, `cancelled`, `collected` or `void`
+    status: Text = ""  # the provider's word
+    total: int
+    answered: int
+    failed: int = 0
+    provider_batch: Text = ""  # the provider's id
+
+
 class RunDetailSchema(RunRow):
     """Answer to `GET api/studio/runs/ID`."""
 
@@ -445,6 +457,7 @@ class RunDetailSchema(RunRow):
     is_live: bool = False  # the run can change by itself
     problem: Text | None = None  # why the record cannot be read to the end
     resume_advice: Text | None = None  # of an interrupted run
+    batches: list[BatchSchema] = []  # of maps, oldest first
     item_retry: ItemRetry | None = None  # of a map-reduce with failed items that does not run
     next_step: NextStepSchema | None = None
     offers: list[Action] = []  # actions that would not be refused

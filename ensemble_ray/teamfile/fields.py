@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationInfo
 
+from ensemble_ray.definition.delivery import BatchDelivery
 from ensemble_ray.definition.ensemble import HierarchicalConstraints
 from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.definition.task import ReflectionConfig, Task
@@ -355,11 +356,32 @@ class ConstraintKeys(FileSection):
 
 
 Retry = Annotated[RetryKeys, AfterValidator(RetryKeys.build)]
+
+
+@keys_of(BatchDelivery)
+class DeliveryKeys(FileSection):
+    called = "a delivery in batches"
+
+
+def _read_delivery(node: object, info: ValidationInfo) -> object:
+    if isinstance(node, Entries):
+        return DeliveryKeys.model_validate(node, context=context_of(info)).build()
+    if (word := text_in(node)) not in _DELIVERIES:
+        hint = suggestion(word, _DELIVERIES) if word else ""
+        raise ValidationError(f"must be `calls`, `batch`, or options of batches such as 'max_age'.{hint}")
+    return word
+
+
+_DELIVERIES = ("calls", "batch")
 _TOOLS = "Tools that it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
 KINDS.update(
     {
         ChatModel: Model,
         tuple: Annotated[list[Tool], Field(description=_TOOLS)],
+        BatchDelivery: Annotated[
+            object,
+            PlainValidator(_read_delivery, json_schema_input_type=Literal["calls", "batch"] | DeliveryKeys),
+        ],
         RateLimit: Annotated[RateLimitKeys, AfterValidator(RateLimitKeys.build)],
         CostConfiguration: Annotated[CostKeys, AfterValidator(CostKeys.build)],
         Review: ReviewName,

@@ -5,12 +5,21 @@ from typing import TYPE_CHECKING
 from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCall, ScriptedModel, assert_attached
 
 if TYPE_CHECKING:
-    from ensemble_ray.testing.model_server import Fault, ModelServer, RawAnswer, Reply, ServedRequest, tool_loop
+    from ensemble_ray.testing.model_server import (
+        BatchScript,
+        Fault,
+        ModelServer,
+        RawAnswer,
+        Reply,
+        ServedBatch,
+        ServedRequest,
+        tool_loop,
+    )
     from ensemble_ray.testing.replaying import Difference, Replay, replay
 
 __all__ = [
-    "Difference", "Fault", "ManualClock", "ModelServer", "RawAnswer", "RecordingSink", "Replay", "Reply", "ScriptedCall",
-    "ScriptedModel", "ServedRequest", "assert_attached", "replay", "tool_loop",
+    "BatchScript", "Difference", "Fault", "ManualClock", "ModelServer", "RawAnswer", "RecordingSink", "Replay", "Reply",
+    "ScriptedCall", "ScriptedModel", "ServedBatch", "ServedRequest", "assert_attached", "replay", "tool_loop",
 ]  # fmt: skip
 
 

@@ -19,10 +19,16 @@ from ensemble_ray.values.value import Value
 UNKNOWN_TOKENS = -1  # S-MET-3
 COST_UNIT = Decimal("0.00000001")  # costs have 8 decimal places (S-MET-31); an `Amount` is a multiple of the unit
 _UNITS = 10**8
+BATCH = "batch"  # delivery of an answer
+_BATCH_SHARE = Decimal("0.5")  # of the price, at the providers with a Batch API
 
 
 def _is_zero(value: object) -> bool:
     return value == 0
+
+
+def _is_batch_share(value: object) -> bool:
+    return value == _BATCH_SHARE
 
 
 def add_tokens(counts: Iterable[int]) -> int:
@@ -91,24 +97,29 @@ class CostConfiguration(Value):
     Attributes:
         input_token_rate: Money per input token; >= 0.
         output_token_rate: Money per output token; >= 0.
+        batch_share: Share of these rates for answers of batches; >= 0.
     """
 
     input_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
     output_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
     currency: str = "USD"
+    batch_share: Annotated[Decimal, BeforeValidator(_as_decimal)] = Field(
+        default=_BATCH_SHARE, exclude_if=_is_batch_share
+    )
 
     def model_post_init(self, _context: object, /) -> None:
         """Reject negative rates."""
-        for name, rate in (("input_token_rate", self.input_token_rate), ("output_token_rate", self.output_token_rate)):
-            if rate < 0:
+        for name in ("input_token_rate", "output_token_rate", "batch_share"):
+            if (rate := getattr(self, name)) < 0:
                 raise ValidationError(f"CostConfiguration {name} must be >= 0, got: {rate}")
 
-    def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
+    def estimate(self, input_tokens: int, output_tokens: int, *, delivery: str = "") -> CostEstimate | None:
         """Return the cost of tokens, each part rounded half up to 8 decimal places; None if a number is unknown."""
         if input_tokens < 0 or output_tokens < 0:
             return None
-        input_cost = (self.input_token_rate * input_tokens).quantize(COST_UNIT, ROUND_HALF_UP)
-        output_cost = (self.output_token_rate * output_tokens).quantize(COST_UNIT, ROUND_HALF_UP)
+        share = self.batch_share if delivery == BATCH else 1
+        input_cost = (self.input_token_rate * share * input_tokens).quantize(COST_UNIT, ROUND_HALF_UP)
+        output_cost = (self.output_token_rate * share * output_tokens).quantize(COST_UNIT, ROUND_HALF_UP)
         return CostEstimate(
             input_cost=input_cost, output_cost=output_cost, total_cost=input_cost + output_cost, currency=self.currency
         )
@@ -318,10 +329,12 @@ def amount_of(input_tokens: int, output_tokens: int, cost: CostEstimate | None) 
     return Amount(input_tokens + output_tokens, 0 if cost is None else int(cost.total_cost * _UNITS))
 
 
-def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int) -> Amount:
+def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int, *, delivery: str = "") -> Amount:
     """Return tokens as an amount. An unknown cost is 0."""
     return amount_of(
-        input_tokens, output_tokens, None if costs is None else costs.estimate(input_tokens, output_tokens)
+        input_tokens,
+        output_tokens,
+        None if costs is None else costs.estimate(input_tokens, output_tokens, delivery=delivery),
     )
 
 

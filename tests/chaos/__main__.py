@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from tests.chaos.batching import killed_around_batches
 from tests.chaos.cluster import Cluster, cluster_there
 from tests.chaos.harness import run_with_faults
 from tests.chaos.report import FAULTS, Fault, Report
@@ -57,6 +58,8 @@ _CASTS: Mapping[Fault, Sequence[tuple[int, Sequence[str]]]] = {
     # Processes must be gone before the record is damaged, and live while it is removed.
     "damage": ((6, ("process",)), (3, ("cluster",))),
     "delete": ((6, ("process",)), (3, ("driver",))),
+    # A map of its own is killed around its calls of the Batch API, whatever the scenario.
+    "batch": ((1, ("process",)),),
 }
 _GROUND_OF = {"inline": {"inline"}, "ray": {"cluster", "own_cluster", "two_nodes"}}
 #: Faults in one run: more where the run does not have to start a cluster again.
@@ -159,9 +162,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for case in cases(seed, scenarios, chosen.kinds, chosen.victim or (), grounds):
                 ground = case.victims[0].ground
                 most = min(_FAULTS_A_RUN[ground], max(1, chosen.kills - _struck(reports)))
-                report = run_with_faults(
-                    case.scenario, case.victims, case.seed, most, fault=case.fault, cluster=clusters.of(ground)
-                )
+                if case.fault == "batch":
+                    report = killed_around_batches(case.seed, most)
+                else:
+                    report = run_with_faults(
+                        case.scenario, case.victims, case.seed, most, fault=case.fault, cluster=clusters.of(ground)
+                    )
                 reports.append(report)
                 print(f"[{_struck(reports)}/{chosen.kills}, {time.monotonic() - begun:.0f} s] {report}", flush=True)
                 if report.violations:

@@ -8,8 +8,8 @@ from typing import Literal
 __all__ = ["FAULTS", "Fault", "Report"]
 
 #: What is done to a run.
-Fault = Literal["kill", "freeze", "damage", "delete"]
-FAULTS: tuple[Fault, ...] = ("kill", "freeze", "damage", "delete")
+Fault = Literal["kill", "freeze", "damage", "delete", "batch"]
+FAULTS: tuple[Fault, ...] = ("kill", "freeze", "damage", "delete", "batch")
 
 
 @dataclass(slots=True, kw_only=True)

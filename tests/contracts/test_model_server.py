@@ -202,6 +202,7 @@ def test_it_serves_from_its_own_process_when_started_as_one() -> None:
         assert text_of(ask(url)) == "hi"
         stats = stats_of(url)
         counts = {"requests": 2, "served": 2, "repeated": 1, "abandoned": 0, "max_in_flight": 1}
+        counts |= {"batches": 0, "batch_answers": 0}
         assert stats == {**counts, "delays_ms": 2, "longest_delay_ms": 1}
         assert stats_of(url) == {**stats, "longest_delay_ms": 0}
         process.stdin.close()

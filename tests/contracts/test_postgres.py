@@ -88,7 +88,7 @@ async def test_newer_format_is_refused(url: str, store: PostgresStore, postgres:
     with postgres.connection(url) as connection:
         connection.execute("UPDATE ensemble_ray.format SET version = 99")
     for question in (store.begin("run-2"), store.claim(RUN), store.facts(RUN)):
-        with pytest.raises(RecordError, match="format 99, this version of ensemble-ray knows 2"):
+        with pytest.raises(RecordError, match="format 99, this version of ensemble-ray knows 3"):
             await question
 
 

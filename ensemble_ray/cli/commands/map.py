@@ -24,6 +24,11 @@ class Mode(StrEnum):
     pipelined = "pipelined"
 
 
+class DeliveryChoice(StrEnum):
+    calls = "calls"
+    batch = "batch"
+
+
 class ItemPolicy(StrEnum):
     fail = "fail"
     skip = "skip"
@@ -96,6 +101,10 @@ def map_items(
     retry_dead: Annotated[
         Path | None, Option("--retry-dead", metavar="FILE", help="In place of ITEMS: those of a dead-letter file.")
     ] = None,
+    delivery: Annotated[
+        DeliveryChoice | None,
+        Option("--delivery", help="batch: through the provider's Batch API, at half the price, within a day."),
+    ] = None,
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
     tags: options.Tags = None,
@@ -134,7 +143,7 @@ def map_items(
         "token_budget": token_budget, "mode": None if mode is None else mode.value, "ordered": ordered or None,
         "concurrency": concurrency, "replicas": replicas, "input_rate": input_rate, "output_rate": output_rate,
         "on_item_error": None if on_item_error is None else on_item_error.value, "limit": limit,
-        "delimiter": delimiter, "encoding": encoding,
+        "delimiter": delimiter, "encoding": encoding, "delivery": None if delivery is None else delivery.value,
     }  # fmt: skip
     given = {name: value for name, value in parameters.items() if value is not None}
     _check(given, is_dry=dry_run)

@@ -204,7 +204,8 @@ class _Watched:
                 if begun is None:
                     raise
                 display.note_line("Ending the run; Ctrl-C again leaves immediately.")
-                begun.cancel()
+                if _leave(begun):
+                    display.note_line("Its batches stay at the provider: a resume reads their answers.")
                 try:
                     if begun.join(_RELEASE_S):
                         return begun.result(), True
@@ -213,6 +214,17 @@ class _Watched:
                     if begun.is_recorded:
                         display.note_line(f"Resume it: {own_command()} resume {begun.id}")
                     raise
+
+
+def _leave(begun: Run | MapReduceRun) -> bool:
+    """End the run; return whether batches stay at the provider, for a resume (S-BAT-52)."""
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceRun
+
+    if isinstance(begun, MapReduceRun) and any(each.is_open for each in begun.batches):
+        begun.detach()
+        return True
+    begun.cancel()
+    return False
 
 
 @contextlib.contextmanager

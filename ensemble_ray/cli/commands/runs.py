@@ -414,7 +414,7 @@ async def _cancel(store: RunStore, name: str) -> int:
 
     found: RecordedRun | None = await store.find(name)
     assert found is not None  # noqa: S101  `find` raises if there is none
-    run_id = found.run_id
+    run_id, has_lost_owner = found.run_id, not found.owner
     await request_end(store, found)
     if found.state.is_active:
         write_note(f"Ending run {run_id}")
@@ -425,6 +425,8 @@ async def _cancel(store: RunStore, name: str) -> int:
             await end_unowned(store, run_id)
         elif found.state.is_final:
             show(f"Run {run_id}: {found.state.value}")
+            if has_lost_owner:
+                await _note_open_batches(store, run_id)
             return FINE
         else:
             await asyncio.sleep(_POLL_S)
@@ -435,6 +437,22 @@ async def _cancel(store: RunStore, name: str) -> int:
         f"If that process hangs, claim the run: {own_command()} resume {run_id} --take-over"
     )
     return FAILED
+
+
+async def _note_open_batches(store: RunStore, run_id: str) -> None:
+    """Name the batches that the process of a run left at the provider (S-BAT-54)."""
+    from ensemble_ray.facts.runs import BatchRecorded
+    from ensemble_ray.record.batches import RecordedBatches
+
+    batches = RecordedBatches()
+    async for page in store.read(run_id, kinds=(BatchRecorded.KIND,)):
+        batches.apply_all(page)
+    if found := [each.provider_batch for each in batches if each.is_open and each.provider_batch]:
+        count = "1 batch is" if len(found) == 1 else f"{len(found):,} batches are"
+        write_note(
+            f"{count} still open at the provider: {', '.join(found)}. Cancel them there, or resume the run and cancel it "
+            f"while it runs: {own_command()} resume {run_id}"
+        )
 
 
 def delete(

@@ -31,6 +31,7 @@ _EVENTS: Mapping[str, type[Event]] = {
     "delegation_failed": events.DelegationFailedEvent,
     "loop_iteration_completed": events.LoopIterationCompletedEvent,
     "graph_state_completed": events.GraphStateCompletedEvent,
+    "batch_progress": events.BatchProgressEvent,
 }
 # Defaults by the field's type.
 _EMPTY: Mapping[object, object] = {"str": "", "int": 0, "timedelta": timedelta(), "Sequence[ToolCallRequest]": ()}

@@ -555,7 +555,10 @@ class ItemProgress:
     """`is_scanned`: a scan of a file counts the items while the run works."""
 
     # There may be a hundred thousand tasks.
-    event_types = (events.EnsembleStartedEvent, events.TaskStartEvent, events.TaskCompleteEvent, events.TaskFailedEvent)
+    event_types = (
+        events.EnsembleStartedEvent, events.TaskStartEvent, events.TaskCompleteEvent, events.TaskFailedEvent,
+        events.BatchProgressEvent,
+    )  # fmt: skip
 
     def __init__(self, title: str = "", total: int | None = None, *, is_scanned: bool = False) -> None:
         self.title = escape_controls(title)
@@ -564,6 +567,7 @@ class ItemProgress:
         self.input_tokens = self.output_tokens = 0
         self.is_direct = False  # one task handled all items (S-MR-82)
         self.shown_failures: set[str] = set()
+        self._batches: dict[str, events.BatchProgressEvent] = {}  # the newest event of each
         self._is_scanned = is_scanned
         self._run: MapReduceRun | None = None
         self._recorded = 0  # done before this process resumed the run
@@ -604,6 +608,10 @@ class ItemProgress:
                 return f"failed   {label}: {screen_line(message_of(event.cause), _TEXT)}{more}"
             case events.EnsembleStartedEvent() if not is_live:
                 return self.title + ("" if self.total is None else f": {self.total:,} items")
+            case events.BatchProgressEvent() if not is_live:
+                shown = screen_line(event.provider_batch or event.batch, _LABEL)
+                state = screen_line(event.status if event.state == "submitted" else event.state, _ROLE)
+                return f"batch    {shown}: {state}, {event.answered:,} of {event.total:,} answered"
             case events.TaskCompleteEvent() if not is_live and at >= self._next_line_at:
                 self._next_line_at = at + _ITEMS_EVERY_S
                 return f"{self.counts()}, {self.running:,} running; {self.pace(at)}"
@@ -633,6 +641,8 @@ class ItemProgress:
                 if is_of_items(event.instance):
                     self._reported_failed += 1
                     self.is_direct = is_direct(event.instance)
+            case events.BatchProgressEvent():
+                self._batches[event.batch] = event
             case _:
                 pass
 
@@ -685,5 +695,14 @@ class ItemProgress:
             counts=f"{self.counts()}, {self.running:,} running",
             bar=(self.ended, self.total) if self.total else None,
             pace=self.pace(at) if self.ended else "",
-            is_idle=not (self.running or self.ended),
+            lines=self._batch_lines(),
+            is_idle=not (self.running or self.ended or self._batches),
         )
+
+    def _batch_lines(self) -> Sequence[str]:
+        if not self._batches:
+            return ()
+        batches = self._batches.values()
+        open_count = sum(each.state not in {"collected", "void"} for each in batches)
+        answered, total = sum(each.answered for each in batches), sum(each.total for each in batches)
+        return (f"  {open_count:,} of {len(batches):,} batches open, {answered:,} of {total:,} requests answered",)

@@ -434,6 +434,7 @@ def answer_of(request_digest: str, effect: ModelEffect, declared: ModelNames) ->
         reused=effect.reused,
         reused_tokens=effect.reused_tokens,
         price=effect.price,
+        delivery=effect.delivery,
     )
 
 
@@ -467,6 +468,7 @@ def effect_of(answer: ModelAnswered) -> ModelEffect:
         reused=answer.reused,
         reused_tokens=answer.reused_tokens,
         price=answer.price,
+        delivery=answer.delivery,
     )
 
 
@@ -526,7 +528,7 @@ class RecordedModel:
             estimated=estimated,
             model=names.model,
             provider=names.provider,
-            price=None if self._spending is None else price_mark(self._spending.costs, self._model),
+            price=None if self._spending is None else price_mark(self._spending.costs, model),
         )
         self._store(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect, NO_NAMES)))
         return response

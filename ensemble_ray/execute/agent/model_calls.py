@@ -34,7 +34,7 @@ from ensemble_ray.execute.agent.reuse import AnswerReuse
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.attachments import check_messages, load_messages, without_contents
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
-from ensemble_ray.execute.scope import TaskScope
+from ensemble_ray.execute.scope import FirstRequest, TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.llm.fallback import chain_of
 from ensemble_ray.llm.names import ModelNames, model_names
@@ -127,42 +127,92 @@ class ModelCalls:
         )
         request_digest = self._request_digest(messages)
         recorded = self._scope.find_recorded(name, ModelAnswered) if self._scope.recorded_facts else None
-        if recorded is not None:
+        if (defer := self._scope.ports.defer) is not None:
+            await defer(await self._first_request(name, messages, request_digest, is_recorded=recorded is not None))
+        if recorded is not None and recorded.data.delivery and self._on_incomplete == "retry":
+            is_whole = incomplete_reason(effect_of(recorded.data).response) is None
+            recorded = recorded if is_whole else None  # a call replaces the answer of the batch (S-BAT-33)
+        if recorded is None:
+            effect = await self._ask(name, messages, tools, request_digest, is_streaming=is_streaming)
+        else:
             if (compare := self._scope.ports.compare) is not None:
                 compare(name, recorded, request_digest, messages)
-            effect = effect_of(recorded.data)
-            effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
-            if self._chain is not None:
-                self._chain.stay_with(ModelNames(effect.model, effect.provider))
-            self._effects.retry_count += effect.retries
-            if self._runner is not None:
-                self._runner.recall(turn)
-        else:
-            digest, reused = "", None
-            lost = None if self._runner is None else await self._runner.settle(turn)
-            if self._reuse is not None:
-                schema = None if self._structured is None else self._structured[1]
-                digest = self._reuse.digest(name, request_digest, tools, schema)
-                reused = await self._take(self._reuse, digest, self._stream if is_streaming else None)
-            if reused is None and any(message.attachments for message in messages):
-                messages = await self._with_contents(messages)
-            effect = lost or reused or await self._send(name, messages, tools, is_streaming=is_streaming)
-            if lost is None and self._on_incomplete == "retry":
-                effect = await self._complete(effect, name, messages, tools)
-            effect.price = price_mark(self._scope.context.cost, self._model)
-            ended_at = None if lost is not None else effect.started_at + effect.latency_s
-            if reused is None:
-                effect.model, effect.provider = self._names if self._chain is None else self._chain.names
-                # The digest is of the first model of a chain.
-                effect.reuse_digest = digest if (effect.model, effect.provider) == self._names else ""
-            # The next request may precede this answer's commit (S-DUR-2).
-            await self._scope.note(
-                name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at
-            )
-            if self._runner is not None:
-                await self._runner.note_return(turn, effect)
+            effect = self._recall(recorded.data, request_digest)
         self._effects.models.append(effect)
         return effect.response
+
+    def _recall(self, recorded: ModelAnswered, request_digest: str) -> ModelEffect:
+        effect = effect_of(recorded)
+        effect.model, effect.provider = effect.model or self._names.model, effect.provider or self._names.provider
+        if self._chain is not None:
+            self._chain.stay_with(ModelNames(effect.model, effect.provider))
+        if effect.delivery and request_digest not in {"", recorded.request_digest}:
+            _log.warning(
+                "Task '%s': its prompt differs from the one in the batch, which is answered. Its factory must make the "
+                "same task each time",
+                self._order.key,
+            )
+        self._effects.retry_count += effect.retries
+        if self._runner is not None:
+            self._runner.recall(self._turn)
+        return effect
+
+    async def _ask(
+        self,
+        name: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        request_digest: str,
+        *,
+        is_streaming: bool,
+    ) -> ModelEffect:
+        """Return the answer of the model, or of an earlier run, and record it."""
+        digest, reused = "", None
+        lost = None if self._runner is None else await self._runner.settle(self._turn)
+        if self._reuse is not None:
+            schema = None if self._structured is None else self._structured[1]
+            digest = self._reuse.digest(name, request_digest, tools, schema)
+            reused = await self._take(self._reuse, digest, self._stream if is_streaming else None)
+        if reused is None and any(message.attachments for message in messages):
+            messages = await self._with_contents(messages)
+        effect = lost or reused or await self._send(name, messages, tools, is_streaming=is_streaming)
+        if lost is None and self._on_incomplete == "retry":
+            effect = await self._complete(effect, name, messages, tools)
+        effect.price = price_mark(self._scope.context.cost, self._model)
+        ended_at = None if lost is not None else effect.started_at + effect.latency_s
+        if reused is None:
+            effect.model, effect.provider = self._names if self._chain is None else self._chain.names
+            # The digest is of the first model of a chain.
+            effect.reuse_digest = digest if (effect.model, effect.provider) == self._names else ""
+        # The next request may precede this answer's commit (S-DUR-2).
+        await self._scope.note(
+            name, answer_of(request_digest, effect, self._declared), until=Persistence.SOON, at=ended_at
+        )
+        if self._runner is not None:
+            await self._runner.note_return(self._turn, effect)
+        return effect
+
+    async def _first_request(
+        self, name: str, messages: Sequence[ChatMessage], digest: str, *, is_recorded: bool
+    ) -> FirstRequest:
+        """Return a request for a batch; it has no tools."""
+        check_messages(self._model, messages)
+        if any(message.attachments for message in messages):
+            messages = await self._with_contents(messages)
+        schema = None if self._structured is None else self._structured[1]
+        reuse_digest, reused = "", None
+        if self._reuse is not None and not is_recorded:
+            reuse_digest = self._reuse.digest(name, digest, (), schema)
+            reused = await self._reuse.find(reuse_digest)
+        return FirstRequest(
+            order=self._order,
+            model=self._model,
+            messages=tuple(messages),
+            schema=schema,
+            digest=digest,
+            reuse_digest=reuse_digest,
+            is_answered=is_recorded or reused is not None,
+        )
 
     async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
         """Request one correction of structured output, without tools and streaming (S-OUT-31)."""

@@ -90,7 +90,7 @@ class Endpoint:
         self, encode: Callable[[MessageRoles], bytes], offer: SchemaOffer | None = None
     ) -> Awaitable[ChatResponse]:
         """Return the answer, or raise an `openai.APIError`. `encode` returns the body for message roles."""
-        return self._call(RequestForm(encode, self.sender, self.system_role, offer, self.api.learn), self._decode)
+        return self._call(RequestForm(encode, self.sender, self.system_role, offer, self.api.learn), self.decode)
 
     def fetch(self, body: bytes, read: Callable[[bytes], R]) -> Awaitable[R]:
         """Return the answer of another resource; `read` decodes it, or raises `WireError`."""
@@ -171,7 +171,7 @@ class Endpoint:
         sent = {IDEMPOTENCY_KEY: key} if key else {}
         return {**sent, **({TRACEPARENT: span} if span else {}), **self.headers}
 
-    def _decode(self, body: bytes) -> ChatResponse:
+    def decode(self, body: bytes) -> ChatResponse:
         if not is_event_stream(begin_of_body(body)):
             return self.api.decode(body, self.limits, self.sender)
         assembler, parser = self.api.assembler(self.limits, self.sender), SseParser(self.limits)
@@ -191,7 +191,7 @@ class Endpoint:
             try:
                 answered, pieces = await self._read_whole(head, received)
                 if answered.body:
-                    whole = self._decode(answered.body)
+                    whole = self.decode(answered.body)
                     if whole.reasoning:
                         yield Reasoning(whole.reasoning)
                     if whole.text:

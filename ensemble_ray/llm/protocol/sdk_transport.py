@@ -81,7 +81,7 @@ class SdkTransport:
         connection = {"base_url": resource.removesuffix(self.path), "timeout": timeout_s, **self.connection}
         client = await self.clients.get(connection)
         deadline_s = asyncio.get_running_loop().time() + limits.time_s
-        with _failures():
+        with sdk_failures():
             sent = _post(client, f"{self.path}?{query}", body, headers, limits, stream=stream)
             response = await _in_time(sent, deadline_s, limits)
         try:
@@ -120,7 +120,7 @@ async def _post(
 
 async def _read(response: Response, deadline_s: float, limits: AnswerLimits) -> AsyncGenerator[bytes]:
     pieces = aiter(response.aiter_bytes())
-    with _failures():
+    with sdk_failures():
         while True:
             try:
                 piece = await _in_time(anext(pieces), deadline_s, limits)
@@ -141,7 +141,7 @@ async def _in_time(work: Awaitable[T], deadline_s: float, limits: AnswerLimits) 
 
 
 @contextlib.contextmanager
-def _failures() -> Generator[None]:
+def sdk_failures() -> Generator[None]:
     from aiohttp import ClientError
     from openai import APIError
 

@@ -1,6 +1,7 @@
 """The history of a run: the typed state folded from its facts, and the changes that a fact makes. Pure."""
 
 from ensemble_ray.record.history.changes import (
+    BatchChanged,
     CallEnded,
     CallStarted,
     Change,
@@ -22,6 +23,7 @@ from ensemble_ray.record.history.executions import RecordedExecution
 from ensemble_ray.record.history.run_history import RunHistory
 
 __all__ = [
+    "BatchChanged",
     "CallEnded",
     "CallStarted",
     "Change",

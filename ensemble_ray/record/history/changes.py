@@ -7,7 +7,16 @@ from typing import NamedTuple, Union
 
 from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.facts.runs import PlanRecorded, RecordedOutput, ReviewDecided, ReviewRequested, RunEnded, RunResumed
+from ensemble_ray.facts.runs import (
+    BatchRecorded,
+    PlanRecorded,
+    RecordedOutput,
+    ReviewDecided,
+    ReviewRequested,
+    RunEnded,
+    RunResumed,
+)
+from ensemble_ray.record.batches import RecordedBatch
 from ensemble_ray.record.history.executions import ExecutionStatus, RecordedExecution
 from ensemble_ray.schedule.instructions import IterationEnded, StepEnded
 from ensemble_ray.values.delegation import DelegationRequest
@@ -24,6 +33,13 @@ class RunContinued(NamedTuple):
 
 class RunFinished(NamedTuple):
     fact: Fact[RunEnded]
+
+
+class BatchChanged(NamedTuple):
+    """A batch of map requests has another state, or more answers."""
+
+    fact: Fact[BatchRecorded]
+    batch: RecordedBatch
 
 
 class ExecutionStarted(NamedTuple):
@@ -115,4 +131,4 @@ ExecutionChange = Union[  # noqa: UP007  a name for the union, also at run time
     GateClosed,
     WorkRecorded,
 ]
-Change = Union[RunStarted, RunContinued, RunFinished, ExecutionChange]  # noqa: UP007  as above
+Change = Union[RunStarted, RunContinued, RunFinished, BatchChanged, ExecutionChange]  # noqa: UP007  as above

@@ -19,6 +19,7 @@ from ensemble_ray.facts.effects import (
 )
 from ensemble_ray.facts.fact import Fact, FactData, as_mapping, as_text
 from ensemble_ray.facts.runs import (
+    BatchRecorded,
     ExitRecorded,
     FailureRecorded,
     GroupRecorded,
@@ -34,6 +35,7 @@ from ensemble_ray.facts.runs import (
     read_instant,
 )
 from ensemble_ray.plan.plan import MANAGER_KEY, Node, Unit
+from ensemble_ray.record.batches import RecordedBatches
 from ensemble_ray.record.head import RunHead
 from ensemble_ray.record.history import changes
 from ensemble_ray.record.history.changes import Change
@@ -88,6 +90,7 @@ class RunHistory:
         self.work: dict[str, list[Fact]] = {}
         self.ends: list[Fact[StimulusRecorded]] = []
         self.stimuli = RecordedStimuli()
+        self.batches = RecordedBatches()
         for fact in facts:
             self.apply(fact)
 
@@ -137,6 +140,9 @@ class RunHistory:
             case ItemsRecorded() as items:
                 for index in items.places():
                     self._tree.get(instance_of(map_key(index)))
+            case BatchRecorded():
+                batch = cast("Fact[BatchRecorded]", fact)
+                self._found.append(changes.BatchChanged(batch, self.batches.apply(batch)))
             case GroupRecorded(level=level):
                 self._start(self._tree.add_group(fact.instance, level), fact)
             case _:

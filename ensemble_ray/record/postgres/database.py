@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import psycopg
 
 Connection: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"  # The driver types rows as tuples of any values.
-FORMAT = 2  # Version of these tables; readers refuse a newer one.
+FORMAT = 3  # Version of these tables; readers refuse a newer one.
 SCHEMA = "ensemble_ray"
 _MAKING = 0x656E73656D626C65  # Key of the advisory lock for creating the tables: an arbitrary unused number.
 

@@ -15,6 +15,7 @@ from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import (
+    BatchRecorded,
     DirectiveRecorded,
     ExitRecorded,
     FailureRecorded,
@@ -26,6 +27,7 @@ from ensemble_ray.facts.runs import (
     OutputRecorded,
     read_trace,
 )
+from ensemble_ray.record.batches import RecordedBatches
 from ensemble_ray.record.head import HEAD_KINDS
 from ensemble_ray.record.identity.definition import DIRECT, FINAL, position_of
 from ensemble_ray.record.map_reduce_fold import MapReduceResumeReader, RecordedOutcome
@@ -49,6 +51,7 @@ VIEW_KINDS = (
         LossAccepted,
         DirectiveRecorded,
         ModelSwitched,
+        BatchRecorded,
     ),
     *UNKNOWN_KINDS,
 )
@@ -65,6 +68,7 @@ class MapReduceView:
         self._recovery = MapReduceResumeReader(self._apply_output, keep_inner=self._apply_inner)
         self._levels: dict[int, LevelTally] = {}
         self._failures: dict[str, str] = {}  # the first ones; a view leaves out tasks that succeeded later
+        self._batches = RecordedBatches()
         self._last_at = 0.0
         self._lost: list[str] = []
 
@@ -75,6 +79,8 @@ class MapReduceView:
             match fact.data:
                 case LossAccepted(reason=reason):
                     self._lost.append(reason)
+                case BatchRecorded():
+                    self._batches.apply(cast("Fact[BatchRecorded]", fact))
                 case ToolIntended() | ToolReturned():
                     pass
                 case _:
@@ -136,6 +142,7 @@ class MapReduceView:
             yield tree.tags_row(head.tags)
         yield from map(tree.lost_row, self._lost)
         yield from map(tree.level_row, levels)
+        yield from map(tree.batch_row, self._batches)
         yield from self._unknown.rows(self._is_over)
         yield from tree.directive_rows(self._recovery.directives)
         for key, text in failures.items():
@@ -164,6 +171,7 @@ class MapReduceView:
             **({"error": own} if (own := self._own_error()) else {}),
             **({"tags": dict(head.tags)} if head.tags else {}),
             **({"lost": self._lost} if self._lost else {}),
+            **({"batches": [each.to_data() for each in self._batches]} if self._batches else {}),
             **tree.directive_data(self._recovery.directives),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.describe(self._is_over),

@@ -16,6 +16,7 @@ from ensemble_ray.execute.agent.context_window import describe_context
 from ensemble_ray.facts.effects import ReflectionRecorded, ReflectionStored
 from ensemble_ray.facts.fact import Fact, as_count, as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched
+from ensemble_ray.record.batches import RecordedBatch
 from ensemble_ray.record.units import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.text.foreign_text import escape_controls
 from ensemble_ray.values.ids import node_key, reflected_instance
@@ -207,6 +208,7 @@ RowKind = Literal[
     "run",
     "tags",
     "level",
+    "batch",
     "unit",
     "verdict",
     "task",
@@ -357,6 +359,15 @@ def level_row(tally: LevelTally) -> TreeRow:
     return TreeRow(
         depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
     )
+
+
+def batch_row(batch: RecordedBatch) -> TreeRow:
+    shown = batch.status if batch.is_open and batch.status else batch.state
+    details = [row_text(shown, _TITLE), f"{batch.answered:,} of {format_count(batch.total, 'request')} answered"]
+    if batch.failed:
+        details.append(f"{batch.failed:,} without an answer")
+    title = f"batch {row_text(batch.provider_batch or batch.batch, _TITLE)}"
+    return TreeRow(depth=1, kind="batch", title=title, details=tuple(details))
 
 
 def lost_row(text: str) -> TreeRow:

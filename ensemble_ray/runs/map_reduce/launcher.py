@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of
@@ -21,7 +21,7 @@ from ensemble_ray.items.pulling import ItemReader
 from ensemble_ray.items.results import DeadLetterFile, ResultsFile, RowColumns
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, attached_inputs, text_of
-from ensemble_ray.ports import ChatModel, EventSink, Persistence
+from ensemble_ray.ports import ChatModel, EventSink, Journal, Persistence
 from ensemble_ray.process.concurrency import USER_ERRORS, SystemClock
 from ensemble_ray.process.context import merge_warnings
 from ensemble_ray.record.head import read_head
@@ -39,6 +39,7 @@ from ensemble_ray.runs.map_reduce.orders import (
     DefinitionFactories,
     DirectFactory,
     OrderMaker,
+    PreparedTask,
     TaskMaker,
     rules_for_tasks,
 )
@@ -56,6 +57,10 @@ from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import CaptureMode
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.batches import RecordedBatch
+    from ensemble_ray.runs.map_reduce.batches import BatchSession
 
 
 class UnitEvents:
@@ -89,8 +94,9 @@ class MapReduceLauncher:
         self._coordinator: Coordinator[MapReduceEnd] | None = None
         self._journal: RunJournal | None = None  # None: still unrecorded
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None  # while user code looks at the items
+        self._batches: BatchSession | None = None
         self._spending: Spending | None = None
-        self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {}  # by effect name: calls for agents
+        self._answers: dict[str, list[Fact[ModelAnswered]]] = {}  # by effect name: calls for agents
         self._clock = SystemClock()
 
     @property
@@ -99,7 +105,11 @@ class MapReduceLauncher:
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
         self._attached = attached_inputs(await read_inputs(self._given))
-        del scope
+        if self.definition.delivery is not None and scope.store_address is None:
+            raise ValidationError(
+                "delivery='batch' needs a record, since answers may arrive after this process has ended. Leave out "
+                "durability='off', or leave out delivery"
+            )
         if self.definition.is_detached:
             raise ValidationError(
                 "review_wait 'detach' is for ensembles with a plan: this definition creates its tasks while it runs, and its "
@@ -174,6 +184,15 @@ class MapReduceLauncher:
     async def inject(self, directive: RunDirective) -> bool:
         return self._coordinator is not None and await self._coordinator.inject(directive)
 
+    def keep_batches(self) -> None:
+        """Leave open batches to the provider when this process's work ends."""
+        if self._batches is not None:
+            self._batches.keeps_batches = True
+
+    @property
+    def batches(self) -> Sequence[RecordedBatch]:
+        return () if self._batches is None else tuple(self._batches.batches)
+
     def close(self) -> None:
         self.items.close()
 
@@ -225,19 +244,16 @@ class MapReduceLauncher:
             )
             coordinator = Coordinator(run_journal, tasks)
             results.on_error = coordinator.break_off
+            request = self._request(scope, mode)
+            batches = self._make_batches(run_journal, tasks, request, coordinator, record)
             try:
-                executor = await scope.runtime.open_session(
-                    self._request(scope, mode), journal=journal, deliver=coordinator.deliver
-                )
+                executor = await self._open_executor(scope, request, journal, coordinator, batches)
             except asyncio.CancelledError:
                 if not scope.cancelled.is_set():
                     raise
                 return self._end_before_tasks(now, _CANCELLED)
             stack.push_async_callback(executor.close)
-            self._events.executor = executor
-            self._spending = executor.spending
-            self.items.window = window = window_of(self.definition, executor.most_processes)
-            rules = rules_of(self.definition, window=window, is_direct=is_direct)
+            rules = rules_of(self.definition, window=self.items.window, is_direct=is_direct)
             executor.failed.add_done_callback(coordinator.break_off_with)
             self._coordinator = coordinator
             scope.begun.set()
@@ -253,6 +269,45 @@ class MapReduceLauncher:
                 coordinator.cancel()
             groups = () if record is None else record.groups
             return await coordinator.run(MapReduceMachine(rules, tasks.orders.instance, groups), executor)
+
+    def _make_batches(
+        self,
+        journal: RunJournal,
+        tasks: MapReduceTasks,
+        request: RunRequest,
+        coordinator: Coordinator[MapReduceEnd],
+        record: MapReduceResumePoint | None,
+    ) -> BatchSession | None:
+        """Return None if no request is or was delivered in a batch."""
+        delivery, recorded = self.definition.delivery, None if record is None else record.batches
+        if delivery is None and not recorded:
+            return None
+        from ensemble_ray.runs.map_reduce.batches import BatchSession  # few runs have batches
+
+        deliver, break_off = coordinator.deliver, coordinator.break_off
+        self._batches = BatchSession(
+            delivery, journal, tasks, request, deliver=deliver, break_off=break_off, recorded=recorded
+        )
+        return self._batches
+
+    async def _open_executor(
+        self,
+        scope: RunScope,
+        request: RunRequest,
+        journal: Journal,
+        coordinator: Coordinator[MapReduceEnd],
+        batches: BatchSession | None,
+    ) -> ExecutorSession:
+        deliver = coordinator.deliver if batches is None else batches.deliver
+        executor: ExecutorSession = await scope.runtime.open_session(request, journal=journal, deliver=deliver)
+        window = window_of(self.definition, executor.most_processes)
+        if batches is not None:
+            window = batches.open(executor, limit=window)
+            executor = batches
+        self._events.executor = executor
+        self._spending = executor.spending
+        self.items.window = window
+        return executor
 
     def _end_before_tasks(self, started_at: float, ending: End, cause: BaseException | None = None) -> MapReduceEnd:
         return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now(), cause=cause)
@@ -296,9 +351,20 @@ class MapReduceLauncher:
     ) -> MapReduceTasks:
         def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
             recorded = self._answers.get(name, ())
-            return RecordedModel(model, scope.run_id, name, note, recorded=recorded, spending=self._spending)
+
+            def store(fact: Fact) -> None:
+                note(fact)
+                if self.definition.delivery is not None:  # a map of a batch is made twice
+                    self._answers.setdefault(name, []).append(cast("Fact[ModelAnswered]", fact))
+
+            return RecordedModel(model, scope.run_id, name, store, recorded=tuple(recorded), spending=self._spending)
 
         definition = self.definition
+        check: Callable[[PreparedTask], None] | None = None
+        if definition.delivery is not None and not is_direct:
+            from ensemble_ray.runs.map_reduce.batches import check_batched
+
+            check = check_batched
         orders = OrderMaker(
             journal,
             factories=(DirectFactory if is_direct else DefinitionFactories)(definition),
@@ -319,6 +385,7 @@ class MapReduceLauncher:
             definition=definition,
             events=self._events,
             record=record,
+            check=check,
         )
 
     def _request(self, scope: RunScope, mode: CaptureMode) -> RunRequest:
@@ -355,6 +422,16 @@ class MapReduceRun(Run):
     @property
     def _items(self) -> ItemLog:
         return cast("MapReduceLauncher", self._launcher).items
+
+    @property
+    def batches(self) -> Sequence[RecordedBatch]:
+        """Batches of the run so far, with `delivery="batch"`: their states, and how many of their requests are answered."""
+        return cast("MapReduceLauncher", self._launcher).batches
+
+    def detach(self) -> None:
+        """End the work of this process as `cancel` does, and leave open batches to the provider: `resume` reads them."""
+        cast("MapReduceLauncher", self._launcher).keep_batches()
+        self.cancel()
 
     @property
     def failed_count(self) -> int:

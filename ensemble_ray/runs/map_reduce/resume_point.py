@@ -14,6 +14,7 @@ from ensemble_ray.execute.effects import typed_output
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import (
     AgentsJoined,
+    BatchRecorded,
     FailureRecorded,
     ItemOutputRecorded,
     ItemsRecorded,
@@ -21,6 +22,7 @@ from ensemble_ray.facts.runs import (
     read_trace,
 )
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.record.batches import RecordedBatches
 from ensemble_ray.record.identity.definition import DIRECT, FINAL, map_key, position_of, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceResumeReader, RecordedOutcome
 from ensemble_ray.record.resume.reading import RecordedFailures, read_pages
@@ -61,6 +63,7 @@ class MapReduceResumePoint:
         self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}  # ends of unrecorded items, by key
         self._inner: dict[str, dict[str, OutputRecorded | Fact[FailureRecorded]]] = {}  # by key of an open item
         self._output_facts: dict[str, ItemOutputRecorded] = {}  # outputs of items whose parts are incomplete
+        self.batches = RecordedBatches()
         self.facts = MapReduceResumeReader(self._keep, self._keep_failure, self._keep_inner, self._keep_item)
 
     @classmethod
@@ -69,11 +72,12 @@ class MapReduceResumePoint:
     ) -> MapReduceResumePoint:
         """Read a record page by page. A RecordError: it is damaged."""
         record = cls(outputs, output_types)
-        await read_pages(store, run_id, (*MAP_REDUCE_KINDS, AgentsJoined.KIND), record.apply)
+        await read_pages(store, run_id, (*MAP_REDUCE_KINDS, AgentsJoined.KIND, BatchRecorded.KIND), record.apply)
         return record
 
     def apply(self, facts: Sequence[Fact]) -> None:
         self.facts.apply(facts)
+        self.batches.apply_all(facts)
         for fact in facts:
             if isinstance(fact.data, AgentsJoined):
                 self._outputs.keep_recorded_agents(fact.data.summaries())

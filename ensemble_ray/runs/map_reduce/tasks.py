@@ -6,7 +6,7 @@ unchanged (S-MR-106, S-MR-123), which then does not wait for user code.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 from ensemble_ray.definition.map_reduce import MapDefinition
@@ -37,6 +37,7 @@ from ensemble_ray.runs.map_reduce.outputs import (
     MapReduceFailure,
     MapReduceOutputs,
     failure_of,
+    node_type,
 )
 from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
 from ensemble_ray.schedule.instructions import (
@@ -77,8 +78,9 @@ class MapReduceTasks:
         definition: MapDefinition,
         events: EventSink | None = None,
         record: MapReduceResumePoint | None = None,
+        check: Callable[[PreparedTask], None] | None = None,
     ) -> None:
-        """`events` receives those of iterations; `record` is of a resumed run."""
+        """`events` receives those of iterations; `record` is of a resumed run; `check` refuses maps."""
         self._journal = journal
         self._items = items
         self.orders = orders
@@ -102,6 +104,10 @@ class MapReduceTasks:
         verdicts = {} if record is None else record.verdicts
         self._loops = ItemLoops(journal, orders, events, verdicts)
         self._unrecorded: dict[str, Sequence[FactData]] = {}  # ends of items with several tasks
+        self._check = check
+        self._deferred: dict[str, int] = {}  # maps without their orders, and the numbers of their items
+        self._settled = 0  # items with an order, a recorded end or a refusal
+        self._has_all = False  # whether the source is exhausted
 
     async def open(self, source: Source, reporter: TaskReporter) -> InitialStep:
         del source  # it handles recorded tasks like others
@@ -180,6 +186,7 @@ class MapReduceTasks:
     async def _pull(self, count: int) -> ItemsPulled:
         slots = await self._results.free_slots(lambda: self._items.in_flight)
         batch = await self._items.pull(min(count, slots))
+        self._has_all, self._settled = batch.is_exhausted, self._settled + len(batch.refused)
         now = self._journal.now()
         if batch.has_unrecorded:
             data = ItemsRecorded.of(batch.indices, batch.digests, are_all=batch.is_exhausted)
@@ -204,6 +211,7 @@ class MapReduceTasks:
             output = self._store.output(level, number)
             if not level:
                 self._results.write_output(number, self._items.index(number), self._items.item(number), output)
+                self._settled += 1
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             left = record.exit_reason(level, number)
             return (self._complete(start.instance, position, output, is_final=is_final, exit_reason=left),)
@@ -211,6 +219,7 @@ class MapReduceTasks:
             return ()
         self._failures.add(failure)
         if not level:
+            self._settled += 1
             self._note_failed_item(number, failure.error, attempts=failure.attempts)
         return (Failed(at=self._journal.now(), instance=start.instance),)
 
@@ -223,14 +232,37 @@ class MapReduceTasks:
             else:
                 maps.append(start)
         for first in range(0, len(maps), _BATCH):
-            batch = maps[first : first + _BATCH]
-            numbers = {start.instance: _position_of(start)[1] for start in batch}
-            self._background.start(self._make(batch, self.orders.maps(numbers, self._is_discarded)))
+            self._background.start(self._make_maps(maps[first : first + _BATCH]))
+
+    async def _make_maps(self, starts: Sequence[Start]) -> None:
+        numbers = {start.instance: _position_of(start)[1] for start in starts}
+        await self._make(starts, self.orders.maps(numbers, self._is_discarded))
+        self._settled += len(starts)
+
+    @property
+    def are_all_made(self) -> bool:
+        """Whether the source is exhausted, and each of its items has its order."""
+        return self._has_all and self._settled >= self._items.count
+
+    def defer(self, instance: str) -> None:
+        """Drop the order of a map, which `make_again` creates once more."""
+        if (prepared := self._in_flight.pop(instance, None)) is not None:
+            self._deferred[instance] = prepared.number
+
+    async def make_again(self, instances: Sequence[str]) -> None:
+        """Create and submit the orders of deferred maps."""
+        numbers = {each: self._deferred[each] for each in instances if each in self._deferred}
+        starts = [Start(instance=each, changes=MapItem(number=number)) for each, number in numbers.items()]
+        await self._make(starts, self.orders.maps(numbers, self._is_discarded))
 
     async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedTask]]) -> None:
         """Create and submit orders; report failures, since no executor will."""
         try:
-            self._submit(await making)
+            results = await making
+            if self._check is not None:
+                for each in results:
+                    self._check(each)
+            self._submit(results)
         except (RecordError, StaleEpochError):
             raise
         except BudgetExhaustedError as spent:  # creating agents calls a model, too
@@ -249,6 +281,7 @@ class MapReduceTasks:
         for prepared in results:
             if self._is_discarded(prepared.instance):
                 continue
+            self._deferred.pop(prepared.instance, None)
             if isinstance(prepared, FailedMap):
                 now = self._journal.now()
                 self._why[prepared.instance] = f": {brief(message_of(prepared.error))}"
@@ -281,6 +314,10 @@ class MapReduceTasks:
                 self._spent = self._spent or result.error
             self._loops.accept(result)
             return ()
+        if (deferred := self._deferred.pop(result.instance, None)) is not None:  # stopped while it waits
+            self._discarded.add(result.instance)
+            self._store.mark_lost(0, deferred, None, node_type(0), item=self._items.pop(deferred))
+            return (Cancelled(at=result.at, instance=result.instance),)
         prepared = self._in_flight.pop(result.instance)
         level, number, error = prepared.level, prepared.number, result.error
         store, item = self._store, None if level else self._items.item(number)

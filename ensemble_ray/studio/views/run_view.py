@@ -362,6 +362,18 @@ class RunView:
             is_live=state.is_active or state is RunState.WAITING,
             problem=problem,
             resume_advice=resume_advice(summary.run_id, head.source.place) if state is RunState.INTERRUPTED else None,
+            batches=[
+                schemas.BatchSchema(
+                    batch=each.batch,
+                    state=each.state,
+                    status=each.status,
+                    total=each.total,
+                    answered=each.answered,
+                    failed=each.failed,
+                    provider_batch=each.provider_batch,
+                )
+                for each in self.steps.history.batches
+            ],
             item_retry=None if state.is_active else self._item_retry(summary.run_id),
             next_step=None if next_step is None else schemas.NextStepSchema(**next_step._asdict()),
             offers=list(offers),

@@ -223,7 +223,8 @@ class ShownStep:
 
 
 MOST_STEPS = 50_000  # the first steps of a run
-_NOT_SHOWN = (history.ExecutionStarted, history.RunStarted, history.RunContinued, history.RunFinished)
+_OF_RUN = (history.RunStarted, history.RunContinued, history.RunFinished, history.BatchChanged)
+_NOT_SHOWN = (history.ExecutionStarted, *_OF_RUN)
 _ROUNDS: Mapping[str, str] = {"iteration": "Iteration", "attempt": "Attempt", "state": "Step"}
 
 

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Self, TypeAlias, cast
+from typing import Literal, Self, TypeAlias, cast
 
 from aiohttp import web
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.testing.model_server.batches import BatchScript, ServedBatch, ServedBatches
 from ensemble_ray.testing.model_server.responses import response_bytes, response_chunks
 from ensemble_ray.testing.model_server.script import (
     Answer,
@@ -88,6 +89,8 @@ _FORMAT_FAULT = Fault(
     status=400, message="Invalid parameter: 'response_format' is not supported with this model.", code="invalid_value"
 )
 
+_WRONG_KEY = Fault(status=401, message="Incorrect API key provided.", code="invalid_api_key")
+
 
 def _echo(request: ServedRequest) -> Answer:
     return f"echo: {request.text}"
@@ -121,6 +124,7 @@ class ModelServer:
             script decides whether to honour or ignore the field.
         keep_requests: Store all requests in `requests`; otherwise the server only counts them.
         embed: Returns the vector of a text, for embedding requests; a callable script may answer them with a `Fault`.
+        batches: How batches proceed; see `BatchScript`. Their lines have the answers of the script.
         host: Address to listen on. There is no encryption, so keep it within a network of yours.
         port: Port to listen on; 0 selects a free port.
 
@@ -141,6 +145,7 @@ class ModelServer:
         rejects_response_format: bool | Fault = False,
         keep_requests: bool = True,
         embed: Embed = count_words,
+        batches: BatchScript | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -152,6 +157,7 @@ class ModelServer:
         self._format_fault = _FORMAT_FAULT if rejects_response_format is True else rejects_response_format or None
         self._keep_requests = keep_requests
         self._embed = embed
+        self._batches = ServedBatches(batches or BatchScript(), self._answer_of_line)
         self._host = host
         self._port = port
         self._changed = threading.Condition()
@@ -174,6 +180,34 @@ class ModelServer:
     def base_url(self) -> str:
         """The value for `OpenAIChatModel(base_url=...)` and `OpenAIResponsesModel(base_url=...)`."""
         return f"http://{self._host}:{self._port}/v1"
+
+    @property
+    def batches(self) -> Sequence[ServedBatch]:
+        """The batches so far, in order of their creation."""
+        return tuple(self._batches.batches)
+
+    @property
+    def batch_calls(self) -> Counter[str]:
+        """Number of requests of the Batch API: `upload`, `create`, `list`, `get`, `cancel`, `download`."""
+        return Counter(self._batches.calls)
+
+    @property
+    def held_batch_calls(self) -> int:
+        """Number of requests of the Batch API that were never answered, as `BatchScript.holds` says."""
+        return self._batches.held
+
+    @property
+    def batch_script(self) -> BatchScript:
+        """How batches proceed from now on."""
+        return self._batches.script
+
+    @batch_script.setter
+    def batch_script(self, script: BatchScript) -> None:
+        self._batches.script = script
+
+    def finish_batches(self, end: Literal["completed", "expired", "failed", "cancelled"] | None = None) -> None:
+        """End all open batches; None: as the script says."""
+        self._batches.finish(end)
 
     @property
     def in_flight(self) -> int:
@@ -283,6 +317,8 @@ class ModelServer:
                 )
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        if ServedBatches.serves(http.path):
+            return await self._answer_batch_call(http)
         if http.method == "GET":
             return self._answer_get(http.path)
         raw = await http.content.read()  # not `http.read()`, which refuses large bodies
@@ -306,12 +342,43 @@ class ModelServer:
                 self._served += 1
                 self._changed.notify_all()
 
+    async def _answer_batch_call(self, http: web.BaseRequest) -> web.StreamResponse:
+        if self._authorization is not None and http.headers.get("authorization") != self._authorization:
+            body = error_bytes(_WRONG_KEY.message, kind="scripted_error", code=_WRONG_KEY.code)
+            return await reply_with(http, body, status=_WRONG_KEY.status)
+        answered = await self._batches.handle(http)
+        with self._changed:
+            self._changed.notify_all()
+        return drop(http) if answered is None else answered
+
+    def _answer_of_line(self, request: ServedRequest) -> Reply | RawAnswer | Fault:
+        with self._changed:
+            request.number = self._arrived
+            self._arrived += 1
+            self._served += 1
+            if self._keep_requests:
+                self.requests.append(request)
+                self.counts[request.digest] += 1
+        refusal = None if request.path.endswith("/chat/completions") else Fault(status=404, message="Unknown path")
+        return refusal or self._refusal_of_request(request) or self._next_scripted(request)
+
+    def wait_batches(self, is_so: Callable[[Sequence[ServedBatch]], bool], *, timeout_s: float = 30.0) -> None:
+        """Return when the batches fulfil a condition, which is checked after each call of the Batch API.
+
+        Raises:
+            TimeoutError: they did not in time.
+        """
+        self._wait(lambda: is_so(self.batches), "a condition of its batches", timeout_s)
+
     def _refusal(self, request: ServedRequest) -> Fault | None:
         if self._authorization is not None and request.headers.get("authorization") != self._authorization:
-            return Fault(status=401, message="Incorrect API key provided.", code="invalid_api_key")
+            return _WRONG_KEY
         is_chat = request.is_response or request.path.partition("?")[0].endswith("/chat/completions")
         if not (is_chat or is_for_embeddings(request.path)):
             return Fault(status=404, message=f"Unknown path {request.path}")
+        return self._refusal_of_request(request)
+
+    def _refusal_of_request(self, request: ServedRequest) -> Fault | None:
         if self._models is not None and request.model not in self._models:
             return Fault(status=404, message=f"The model '{request.model}' does not exist", code="model_not_found")
         if self._rejects_stream_options and "stream_options" in request.body:
@@ -437,6 +504,8 @@ class ModelServer:
             "repeated": self.repeated,
             "abandoned": self.abandoned,
             "max_in_flight": self.max_in_flight,
+            "batches": len(self.batches),
+            "batch_answers": sum(batch.answered for batch in self.batches),
             "delays_ms": round(self._delays_s * 1e3),
             "longest_delay_ms": round(self._longest_s * 1e3),
         }

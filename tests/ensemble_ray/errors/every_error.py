@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from ensemble_ray import (
     AgentExecutionError,
     AllModelsFailedError,
+    BatchError,
     CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
@@ -81,4 +82,5 @@ EVERY = [
     ReviewDecidedError("It is decided", "run", "gate", "edit", "ann", datetime(2026, 1, 1, tzinfo=UTC), "too long"),
     ReviewTimeoutError("Review gate timed out after 60s (on_timeout=fail)"),
     AllModelsFailedError({"openai:a": "HTTP 503", "local": "no connection"}),
+    BatchError("HTTP 404", "4f2a"),
 ]

@@ -9,6 +9,7 @@ import pytest
 
 from ensemble_ray import (
     AgentExecutionError,
+    BatchProgressEvent,
     ChatMessage,
     DelegationCompletedEvent,
     DelegationFailedEvent,
@@ -164,6 +165,16 @@ EVERY: list[Event] = [
         reflection=TaskReflection(refined_description="Better", refined_expected_output="Good"),
         is_first_reflection=True,
     ),
+    BatchProgressEvent(
+        run_id="run-1",
+        batch="4f2a",
+        state="submitted",
+        status="in_progress",
+        total=3,
+        answered=1,
+        failed=0,
+        provider_batch="batch_1",
+    ),
 ]
 
 
@@ -192,6 +203,7 @@ def test_every_event_type_is_registered_in_table_order() -> None:
         "on_loop_iteration_completed",
         "on_graph_state_completed",
         "on_task_reflected",
+        "on_batch_progress",
     ]
 
 
@@ -255,7 +267,7 @@ def test_tool_requests_are_the_models_own() -> None:
 
 def test_end_of_an_iteration_and_of_a_step_say_where_and_what() -> None:
     """S-LOOP-108, S-GRAPH-75: in JSON too."""
-    iteration, step = EVERY[-3].to_dict(), EVERY[-2].to_dict()
+    iteration, step = EVERY[-4].to_dict(), EVERY[-3].to_dict()
     assert list(iteration) == [
         *("event", "run_id", "instance", "loop_name", "iteration_number", "max_iterations"),
         *("iteration_outputs", "iteration_duration"),

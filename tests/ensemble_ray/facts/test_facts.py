@@ -134,6 +134,18 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("items", {"indices": [9, 2], "digests": ["a", "b"], "are_all": True}),
     ("group", {"level": 1, "number": 0, "inputs": ["map-1"], "is_final": True}),
     ("agents", {"agents": [{"role": "R"}]}),
+    (
+        "batch",
+        {
+            "batch": "4f2a",
+            "state": "planned",
+            "items": [[0, 9, 0]],
+            "total": 10,
+            "model": "m",
+            "endpoint": "http://m/v1",
+        },
+    ),
+    ("batch", {"batch": "4f2a", "state": "submitted", "answered": 4, "provider_batch": "b-1", "status": "in_progress"}),
     ("item_output", {"outputs": ["map-0#0/loop:refine#1/slogan#0"]}),
     (
         "review",
@@ -250,7 +262,7 @@ def test_earlier_and_later_records_are_written_again_as_they_were(kind: str, dat
 def test_every_kind_is_registered() -> None:
     """A kind that is not would be passed over by every reader."""
     assert set(KINDS) == {kind for kind, _ in RECORDED if kind != "approval"}
-    assert {"plan", "items", "resume", "end", "directive", "model_switched", "interruption"} == KINDS_OF_RUN
+    assert {"plan", "items", "resume", "end", "directive", "model_switched", "interruption", "batch"} == KINDS_OF_RUN
 
 
 def test_fields_are_values() -> None:
@@ -386,6 +398,7 @@ def test_instance_and_fence_follow_from_the_kind() -> None:
         ("plan", {"forked_from": {"run": "r"}}, "its forked_from is not an object whose task is a text"),
         ("stimulus", {"type": "TaskFailed", "at": 1e300}, "its at is not an instant"),
         ("items", {"first": True}, "its first is not a whole number"),
+        ("batch", {"items": [[1, 2]]}, "its items is not a list of which each is a list of 3 values of their types"),
         ("memory_recalled", {"short_term": "[[1, 2, 3]]"}, "its short_term is not a list"),
         ("memory_recalled", {"short_term": "["}, "its short_term is not JSON text of a list"),
     ],

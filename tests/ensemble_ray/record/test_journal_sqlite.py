@@ -40,7 +40,7 @@ async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     await run.close(RunState.COMPLETED)
-    assert rows(tmp_path, "PRAGMA user_version") == [(4,)]
+    assert rows(tmp_path, "PRAGMA user_version") == [(5,)]
     assert rows(tmp_path, "PRAGMA journal_mode") == [("wal",)]
     assert rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
 
@@ -59,7 +59,7 @@ async def test_record_of_the_earlier_format_is_read_and_raised_when_it_is_contin
     joined = await store.join(RUN, writer="b")
     await joined.append([fact()], until=Persistence.COMMITTED)
     await joined.close()
-    assert rows(tmp_path, "PRAGMA user_version") == [(4,)]
+    assert rows(tmp_path, "PRAGMA user_version") == [(5,)]
 
 
 async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_state_is_written_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in directory.path.iterdir()) == ["meta.json", "owner.lock"]
     text = (directory.path / "meta.json").read_text()
     assert json.loads(text) == {
-        "format": 4,
+        "format": 5,
         "run": "a",
         "created_at": "1970-01-01T00:01:40+00:00",
         "origin": "team.yaml",

@@ -281,7 +281,7 @@ def _empty(path: Path) -> None:
 
 def _newer(path: Path) -> None:
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=5")
+    connection.execute("PRAGMA user_version=6")
     connection.close()
 
 
@@ -298,7 +298,7 @@ def _no_data(path: Path) -> None:
         (_garbage, "The record is damaged: {path} cannot be read (file is not a database)"),
         (_cut, "The record is damaged: {path} cannot be read (database disk image is malformed)"),
         (_empty, "The record is damaged: {path} cannot be read (it holds no record)"),
-        (_newer, "The record {path} is of format 5, this version reads up to 4: update ensemble-ray"),
+        (_newer, "The record {path} is of format 6, this version reads up to 5: update ensemble-ray"),
         (_no_data, "The record is damaged: fact 3 in {path} cannot be read (the data of a fact is an object)"),
     ],
 )

@@ -100,11 +100,13 @@
  * @property {boolean} is_live
  * @property {string|null} problem
  * @property {string|null} [resume_advice]
+ * @property {Batch[]} [batches]
  * @property {ItemRetry|null} [item_retry]
  * @property {{text: string, command: string}|null} [next_step]
  * @property {string[]} [offers]
  */
 /** @typedef {{action: "resume"|"fork"|"run", step: string|null, command: string, is_shell: boolean}} ItemRetry */
+/** @typedef {{batch: string, state: string, status: string, total: number, answered: number, failed: number, provider_batch: string}} Batch */
 /** @typedef {RunRow & RunExtra} RunDetail */
 
 /**

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
 
-from ensemble_ray import TaskCompleteEvent, TaskFailedEvent, TaskMetrics, TaskOutput, TaskStartEvent
+from ensemble_ray import BatchProgressEvent, TaskCompleteEvent, TaskFailedEvent, TaskMetrics, TaskOutput, TaskStartEvent
 from ensemble_ray.cli.view.progress import Block, Display, ItemProgress, TaskProgress
 from ensemble_ray.events.delivery import wanted_by
 from ensemble_ray.values.value import utc_now
@@ -182,10 +182,25 @@ def test_the_block_shows_items_pace_and_a_bar_when_their_number_is_known() -> No
     assert ItemProgress("many").block(0.0) == Block(counts="0 items, 0 running", bar=None, is_idle=True)
 
 
+def test_batches_are_shown_while_no_item_is_done() -> None:
+    """S-BAT-42: a line per change in a log, their sum on a terminal."""
+    progress = ItemProgress("many", 4)
+    first = BatchProgressEvent(batch="a", state="planned", status="", total=3, answered=0, failed=0)
+    assert progress.receive(first, 0.0) == "batch    a: planned, 0 of 3 answered"
+    waiting = replace(first, state="submitted", status="in_progress", answered=2, provider_batch="batch_1")
+    assert progress.receive(waiting, 1.0) == "batch    batch_1: in_progress, 2 of 3 answered"
+    assert (
+        progress.receive(replace(first, batch="b", state="collected", total=1, answered=1), 2.0, is_live=True) is None
+    )
+    assert progress.block(2.0) == Block(
+        counts="0/4 items, 0 running", bar=(0, 4), lines=("  1 of 2 batches open, 3 of 4 requests answered",)
+    )
+
+
 def test_events_of_model_calls_are_not_sent_when_a_run_is_over_many_items() -> None:
     """Of a hundred thousand items only the beginnings and ends of tasks are shown."""
     shown = {"on_ensemble_started", "on_task_start", "on_task_complete", "on_task_failed"}
-    assert wanted_by(Display(ItemProgress()).listener) == shown
+    assert wanted_by(Display(ItemProgress()).listener) == {*shown, "on_batch_progress"}
     assert wanted_by(Display(TaskProgress()).listener) == shown | {
         "on_tool_call",
         "on_delegation_started",

@@ -20,6 +20,16 @@ const OWN_CLASS = /^AgentExecutionError: Agent '[^']*': /;
 const COLUMNS = /** @type {[string, string][]} */ ([["item", "Item"], ["error", "Error"], ["duration", "Duration"], ["tokens", "Tokens"]]);
 
 /**
+ * @param {import("../types.js").Batch[]} batches
+ */
+function batchesWord(batches) {
+  if (!batches.length) return "";
+  const open = batches.filter(({ state }) => state !== "collected" && state !== "void").length;
+  const [answered, total] = /** @type {const} */ (["answered", "total"]).map((name) => batches.reduce((sum, one) => sum + one[name], 0));
+  return `${formatCount(open)} of ${countOf(batches.length, "batch", "batches")} open, ${formatCount(answered ?? 0)} of ${countOf(total ?? 0, "request")} answered`;
+}
+
+/**
  * Whether a run maps items.
  * @param {RunModel} model
  */
@@ -45,11 +55,12 @@ export function itemsTab(app, model, route) {
   const chips = h("div", { class: "chips", role: "group", "aria-label": "Status" });
   const retry = h("button", { class: "button small", type: "button", hidden: true, onclick: () => retryItems(app, model, shown.filter((item) => item.step.status === "failed")) });
   const count = h("span", { class: "muted num", role: "status" });
+  const batches = h("span", { class: "muted num", role: "status" });
   const times = h("div", { class: "item-times" });
   const head = h("div", { class: "item-row item-columns", role: "row", "aria-rowindex": 1 }, COLUMNS.map(([name, word]) => h("span", { role: "columnheader", "data-column": name }, h("button", { type: "button", onclick: () => sortBy(name) }, word))));
   const box = h("div", { class: "scroll step-rows item-rows", role: "grid", tabindex: 0, "aria-label": "Items" }, head);
   const empty = h("div", { hidden: true });
-  const element = h("div", { class: "steps" }, h("div", { class: "toolbar" }, h("div", { class: "search" }, icon("search"), field), levels, chips, h("span", { class: "grow" }), count, retry), times, empty, box);
+  const element = h("div", { class: "steps" }, h("div", { class: "toolbar" }, h("div", { class: "search" }, icon("search"), field), levels, chips, h("span", { class: "grow" }), batches, count, retry), times, empty, box);
   const list = rowList({ box, height: HEIGHT, make });
 
   /** @param {string} name */
@@ -115,6 +126,7 @@ export function itemsTab(app, model, route) {
     const word = level === 0 ? "item" : "reduce";
     const left = Object.values(model.run.counts).reduce((sum, one) => sum + one, 0) - model.steps.size;
     count.textContent = `${shown.length === all.length ? "" : `${formatCount(shown.length)} of `}${countOf(all.length, word)}${model.isFile && left > 0 ? `; the file has no details of ${countOf(left, "more step")}` : ""}`;
+    batches.textContent = batchesWord(model.run.batches ?? []);
     const [sort, isReversed] = [(params.get("sort") ?? "").replace(/^-/, ""), params.get("sort")?.startsWith("-")];
     for (const cell of head.children) {
       const isSorted = /** @type {HTMLElement} */ (cell).dataset.column === sort;
