@@ -172,6 +172,6 @@ print(RequestOptions.of("m", {"temperature": 0}, "a test").encode(call.messages,
             timeout=120,
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
         ).stdout
-        for seed in (1, 2, 3)
+        for seed in (1, 2)
     }
     assert len(bodies) == 1
