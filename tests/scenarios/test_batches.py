@@ -23,10 +23,13 @@ from ensemble_ray import (
     EnsembleOutput,
     ExitReason,
     GuardrailResult,
+    Image,
     Loop,
     MapEnsemble,
     MapReduceEnsemble,
+    ModelPrice,
     OpenAIChatModel,
+    OpenAIResponsesModel,
     RateLimit,
     RateLimitedChatModel,
     Review,
@@ -37,6 +40,7 @@ from ensemble_ray import (
     Task,
     TaskCompleteEvent,
     TaskStartEvent,
+    TokenUsage,
     ValidationError,
     resume,
     tool,
@@ -618,3 +622,45 @@ def test_run_without_batches_defers_nothing(model_server: Serve) -> None:
     output = team(server, range(3), delivery="calls").run(runtime="inline")
     assert raws(output) == ["<0>", "<1>", "<2>"]
     assert (server.batch_calls, len(server.requests)) == ({}, 3)
+
+
+# Beside other features.
+
+
+def test_an_answer_of_an_earlier_run_is_in_no_batch(model_server: Serve) -> None:
+    """S-BAT-55: and answers of a batch are offered to later runs."""
+    server = model_server(answer)
+
+    def reusing(item: object) -> Task:
+        return Task(description=f"map {item}", expected_output="A number", reuse="1h")
+
+    first = team(server, [1, 2], map_task=reusing).run()
+    assert (raws(first), lines(server).total()) == (["<1>", "<2>"], 2)
+    second = team(server, [1, 2, 3], map_task=reusing).run()
+    assert (raws(second), asked(server)) == (["<1>", "<2>", "<3>"], {"1": 1, "2": 1, "3": 1})
+    assert second.metrics.total_reused_calls == 2
+
+
+def test_requests_of_the_responses_api_have_attachments(model_server: Serve, home: str, runtime: Runtime) -> None:
+    """S-BAT-56: with contents, and the answer counts as one of a batch."""
+    server = model_server(lambda request: f"{len(request.attachments)} in {request.path}")
+    picture = Image(b"\x89PNG\r\n\x1a\n...", name="a.png")
+
+    def look(item: object) -> Task:
+        return Task(description=f"map {item}", expected_output="A place", attachments=[picture])
+
+    model = OpenAIResponsesModel("m", base_url=server.base_url, api_key="k")
+    output = team(server, [1], map_task=look, llm=model).run(runtime=runtime)
+    assert raws(output) == ["1 in /v1/responses"]
+    (answered,) = facts(home, output.run_id, ModelAnswered)
+    assert answered.delivery == "batch"
+
+
+def test_cost_of_a_batch_has_the_price_of_batches(model_server: Serve) -> None:
+    """S-BAT-30, S-PRC-10: of the given price, in the metrics of the task and of the run, and after a resume."""
+    price = ModelPrice(input=10, output=20, batch=ModelPrice(input=4, output=8))
+    output = team(
+        model_server(lambda _: Reply(text="x", usage=TokenUsage(100, 50))), [1], prices={"m": price}, max_cost=1
+    ).run()
+    assert output.metrics.total_cost_estimate is not None
+    assert output.metrics.total_cost_estimate.total_cost == Decimal("0.0008")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 
 import openai
@@ -23,12 +24,14 @@ from ensemble_ray import (
     InlineRuntime,
     InMemoryReflectionStore,
     MapReduceEnsemble,
+    ModelPrice,
     OpenAIChatModel,
     ReflectionConfig,
     RetryPolicy,
     Runtime,
     Task,
     TokenUsage,
+    ValidationError,
     When,
     resume,
     tool,
@@ -257,3 +260,21 @@ def test_the_next_model_is_asked_if_one_does_not_read_an_attachment(runtime: Run
     output = Ensemble(tasks=[look]).run(runtime=runtime)
     assert output.raw == "a pier"
     assert [len(each.calls) for each in (blind, seeing)] == [0, 1]
+
+
+def test_each_model_of_a_chain_has_its_price(model_server: Callable[..., ModelServer], runtime: Runtime) -> None:
+    """S-PRC-17: the answer costs as the model that gave it."""
+    server = model_server(
+        lambda request: Fault(status=403) if request.body["model"] == "dear" else Reply(text="x", usage=TokenUsage(100, 50))
+    )
+    chain = [OpenAIChatModel(name, base_url=server.base_url, api_key="k") for name in ("dear", "cheap")]
+    writer = Agent(role="Writer", goal="Write", llm=chain)
+    prices = {"dear": ModelPrice(input=100, output=100), "cheap": ModelPrice(input=10, output=20)}
+    team = Ensemble(
+        tasks=[Task(description="Write", expected_output="A word", agent=writer)], prices=prices, max_cost=1
+    )
+    cost = team.run(runtime=runtime).metrics.total_cost_estimate
+    assert cost is not None
+    assert cost.total_cost == Decimal("0.002")
+    with pytest.raises(ValidationError, match="that of 'cheap'"):
+        team.replace(prices={"dear": prices["dear"]}).run(runtime=runtime)

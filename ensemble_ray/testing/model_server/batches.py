@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, cast
 
 from aiohttp import BodyPartReader, web
 
+from ensemble_ray.testing.model_server.responses import response_bytes
 from ensemble_ray.testing.model_server.script import (
     Fault,
     RawAnswer,
@@ -280,7 +281,13 @@ class ServedBatches:
                 content = raw.body if isinstance(raw.body, bytes) else b"".join(raw.body)
                 yield False, _line(line, status=raw.status, body=json.loads(content))
             case Reply() as reply:
-                yield False, _line(line, body=json.loads(completion_bytes(reply, model="scripted", number=number)))
+                is_response = request.is_response
+                content = (
+                    response_bytes(reply, request)
+                    if is_response
+                    else completion_bytes(reply, model="scripted", number=number)
+                )
+                yield False, _line(line, body=json.loads(content))
 
     def _store(self, name: str, content: bytes) -> str:
         file_id = f"file-{len(self.files)}"

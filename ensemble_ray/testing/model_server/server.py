@@ -359,7 +359,8 @@ class ModelServer:
             if self._keep_requests:
                 self.requests.append(request)
                 self.counts[request.digest] += 1
-        refusal = None if request.path.endswith("/chat/completions") else Fault(status=404, message="Unknown path")
+        is_chat = request.is_response or request.path.endswith("/chat/completions")
+        refusal = None if is_chat else Fault(status=404, message="Unknown path")
         return refusal or self._refusal_of_request(request) or self._next_scripted(request)
 
     def wait_batches(self, is_so: Callable[[Sequence[ServedBatch]], bool], *, timeout_s: float = 30.0) -> None:
