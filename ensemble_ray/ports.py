@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct
 
 from ensemble_ray.events import Event
 from ensemble_ray.facts.fact import Fact
@@ -390,8 +391,7 @@ class ReflectionStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class Services(Struct, frozen=True, kw_only=True):
     """Shared services of a process, which user-level objects get from `services()`."""
 
     limiter: Limiter
@@ -412,8 +412,7 @@ def use_services(chosen: Services) -> AbstractContextManager[None]:
     return ScopedVariable(SERVICES, chosen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnd:
+class JobEnd(Struct, frozen=True, kw_only=True):
     """End of a job."""
 
     exit_code: int | None  # None: it never ran, or was killed
@@ -469,8 +468,7 @@ class Jobs(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DashboardRun:
+class DashboardRun(Struct, frozen=True, kw_only=True):
     """A run for a dashboard, and the location of its record."""
 
     run_id: str

@@ -9,12 +9,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
 import pydantic
 import ray
 from fastapi import FastAPI
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 from ray import serve as ray_serve
 from ray.serve import Application
@@ -179,8 +180,7 @@ _PROXY_LIMIT = "ensemble_ray.serve.middleware:for_proxy"
 _HIGHEST_PORT = 65535
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointPlace:
+class EndpointPlace(Struct, frozen=True, kw_only=True):
     host: str
     #: 0: any free port
     port: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
+
+from msgspec import Struct
 
 from ensemble_ray import errors
 from ensemble_ray.access.admission import Admission, Credentials, Denied, KeyPolicy, Right
@@ -29,8 +30,7 @@ _UNKNOWN = "This key is unknown here, or was revoked"
 _REALM = 'Bearer realm="ensemble-ray"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(Struct, frozen=True, kw_only=True):
     #: empty if the endpoint does not identify callers
     name: str = ""
     rights: frozenset[Right] = frozenset(Right)

@@ -7,12 +7,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import JsonValue
 
 from ensemble_ray import ChatModel, Ensemble, ExitEarlyError, IllegalStateError, PromptTemplateError, ValidationError
@@ -227,8 +228,7 @@ def _waits_for_all_others(plan: Plan) -> bool:
     return len(waited_for) == len(plan.nodes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeamName:
+class TeamName(Struct, frozen=True, kw_only=True):
     #: YAML path or `module:attribute`
     name: str
     #: absolute path of an existing file; else empty
@@ -246,8 +246,7 @@ class TeamName:
         return served_team(loaded.name or self.shown, loaded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedTeam:
+class ServedTeam(Struct, frozen=True, kw_only=True):
     definition: Runnable
     info: EnsembleInfo
     #: empty if a run creates its tasks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
+from msgspec import Struct
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StrictBool
 from sse_starlette import ServerSentEvent
 from starlette.exceptions import HTTPException
@@ -58,8 +58,7 @@ _WHY = {
 _PIECE = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class Asking(Struct, frozen=True, kw_only=True):
     request: Request
     service: RunService
     caller: Caller
@@ -268,8 +267,7 @@ def _check_unset(body: BaseModel, names: tuple[str, ...]) -> None:
             raise wrong_parameter(name, f"{name}: not supported by teams; {why}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeamAnswer:
+class TeamAnswer(Struct, frozen=True, kw_only=True):
     text: str
     #: the budget was exhausted before the end
     is_cut: bool

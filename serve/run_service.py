@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.schemas import Metrics
@@ -23,8 +24,7 @@ class MetricKind(StrEnum):
     GAUGE = "gauge"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Struct, frozen=True, kw_only=True):
     name: str
     kind: MetricKind
     description: str
@@ -64,8 +64,7 @@ REFUSED = Metric(
 METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     metric: Metric
     #: in the order of the metric's labels
     values: tuple[str, ...]

@@ -9,10 +9,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
+from msgspec import Struct
 
 from ensemble_ray.access.admission import Right
 from ensemble_ray.record.opening import store_at
@@ -50,8 +50,7 @@ def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
     return studio_app(studio)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallerOfEndpoint:
+class _CallerOfEndpoint(Struct, frozen=True):
     name: str | None
     #: None: all recorded runs
     run_ids: frozenset[str] | None

@@ -17,8 +17,10 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.packing import pack_output
 from ensemble_ray.actors.link.wire import (
@@ -168,22 +170,19 @@ def pack_callables(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Template:
+class _Template(Struct, frozen=True):
     agent: Agent
     wire: AgentTemplate
 
 
-@dataclass(frozen=True, slots=True)
-class _Callable:
+class _Callable(Struct, frozen=True):
     #: its id is the key
     thing: object
     ref: CallableRef
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PackedOrder:
+class PackedOrder(Struct, frozen=True):
     order: WireOrder
     names: TaskCallables | None
     template: str | None

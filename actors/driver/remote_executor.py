@@ -9,11 +9,11 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray.actors.driver.cluster import PROGRAM, ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection

@@ -11,13 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import ray
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.cluster import (

@@ -16,11 +16,11 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import wrapt
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,8 +47,7 @@ _STREAMS = 3
 _REQUEST_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRequest:
+class WorkerRequest(Struct, frozen=True, kw_only=True):
     streams: Sequence[int]
     arguments: list[str]
     environment: dict[str, str]

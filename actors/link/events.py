@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import IO, Any, cast
 
+import msgspec
 import ray.exceptions
+from msgspec import Struct
 
 from ensemble_ray.actors.link.packing import cannot_leave, unpack_output
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, BatchSender, last_line, reach
@@ -132,8 +134,7 @@ def pack_announcement(run_id: str, unit: Unit, what: IterationEnded | StepEnded,
     return pickle.dumps(_Announcement(run_id, unit, what, tuple(outputs)), protocol=5)
 
 
-@dataclass(frozen=True, slots=True)
-class _Announcement:
+class _Announcement(Struct, frozen=True):
     run_id: str
     unit: Unit
     what: IterationEnded | StepEnded
@@ -272,8 +273,7 @@ class EventHub:
             _mark_driver_gone(dropped, run_id)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverRequest:
+class DriverRequest(Struct, frozen=True):
     """A request that only the driver can handle; `number` None: without an answer."""
 
     name: str
@@ -281,8 +281,7 @@ class DriverRequest:
     number: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class EventPage:
+class EventPage(Struct, frozen=True):
     events: Sequence[bytes]
     cursor: int
     requests: Sequence[DriverRequest]
@@ -329,15 +328,14 @@ class HubEventLog:
             self._spilled.close()
 
 
-@dataclass(slots=True)
-class _HubRun:
-    log: HubEventLog = field(default_factory=HubEventLog)
-    requests: list[DriverRequest] = field(default_factory=list["DriverRequest"])
-    waiting: dict[int, asyncio.Future[bytes]] = field(default_factory=dict[int, "asyncio.Future[bytes]"])
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+class _HubRun(Struct):
+    log: HubEventLog = msgspec.field(default_factory=HubEventLog)
+    requests: list[DriverRequest] = msgspec.field(default_factory=list["DriverRequest"])
+    waiting: dict[int, asyncio.Future[bytes]] = msgspec.field(default_factory=dict[int, "asyncio.Future[bytes]"])
+    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     is_driver_gone: bool = False
     #: when the driver last polled, s of the monotonic clock
-    heartbeat_at: float = field(default_factory=time.monotonic)
+    heartbeat_at: float = msgspec.field(default_factory=time.monotonic)
 
 
 def _mark_driver_gone(run: _HubRun, run_id: str) -> None:

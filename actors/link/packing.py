@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import io
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.wire import WireFailure, WireOrder, WireResult
 from ensemble_ray.definition.agent import Agent
@@ -40,7 +43,12 @@ def pack(value: object) -> bytes:
 
 def unpack(body: bytes, kind: type[T]) -> T:  # noqa: ARG001  for the type
     """Load the output of `pack`. The source of the bytes must be trusted: this cluster, or a sealed submission."""
-    return cast("T", pickle.loads(body))  # noqa: S301  see above
+    try:
+        return cast("T", pickle.loads(body))  # noqa: S301  see above
+    except pickle.UnpicklingError:
+        from ensemble_ray.actors.link.older_pickles import OlderUnpickler
+
+        return cast("T", OlderUnpickler(io.BytesIO(body)).load())
 
 
 def unpack_order(order: WireOrder, agent: Agent | None = None) -> TaskOrder:
@@ -110,8 +118,7 @@ def _dumps(value: TaskOutput | TaskFailure) -> bytes:
     return pickle.dumps(value, protocol=5) if plain else dumps(value)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRecordedOutput:
+class PackedRecordedOutput(Struct, frozen=True):
     """A recorded output with its task's bytes, from which a process that may run user code gets the type."""
 
     data: Mapping[str, object]

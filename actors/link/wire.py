@@ -10,8 +10,10 @@ import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskOrder, TaskResult
 from ensemble_ray.facts.fact import Fact
@@ -31,8 +33,7 @@ _KEPT_LINES = 1000
 _KEPT_RUNS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class LogLine(Struct, frozen=True, kw_only=True):
     text: str
     agent_role: str
     #: empty: it was printed
@@ -69,10 +70,9 @@ class LineBudget:
         return count
 
 
-@dataclass(slots=True)
-class _Box:
-    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+class _Box(Struct):
+    lines: deque[LogLine] = msgspec.field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     waiting: int = 0
     is_drained: bool = False
 
@@ -135,8 +135,7 @@ class LineService:
         return self._boxes[run_id]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireFailure:
+class WireFailure(Struct, frozen=True, kw_only=True):
     body: bytes
     error_type: str = ""
     message: str = ""
@@ -152,8 +151,7 @@ WireResult: TypeAlias = TaskResult[bytes, WireFailure]
 WireOutcome: TypeAlias = RunOutcome[bytes, WireFailure]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentTemplate:
+class AgentTemplate(Struct, frozen=True, kw_only=True):
     """A pickled agent, with the fields that placement needs."""
 
     key: str
@@ -202,8 +200,7 @@ class CallableRef(NamedTuple):
     position: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCallables:
+class TaskCallables(Struct, frozen=True, kw_only=True):
     handler: CallableRef | None = None
     input_guardrails: tuple[CallableRef, ...] = ()
     output_guardrails: tuple[CallableRef, ...] = ()
@@ -216,31 +213,28 @@ class TaskCallables:
             yield ref.bundle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallablesUpdate:
+class CallablesUpdate(Struct, frozen=True, kw_only=True):
     """New and finished callables for their host. Finished ones are dropped first."""
 
     bundles: Mapping[str, bytes]
     tasks: Mapping[str, TaskCallables]
     policies: Sequence[CallableRef] = ()
     #: by path: `loop:refine/until/0`
-    predicates: Mapping[str, CallableRef] = field(default_factory=dict[str, CallableRef])
+    predicates: Mapping[str, CallableRef] = msgspec.field(default_factory=dict[str, CallableRef])
     done_tasks: Sequence[str] = ()
     done_bundles: Sequence[str] = ()
     #: if true, one that cannot be loaded fails the run
     is_complete: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RecordLocation:
+class RecordLocation(Struct, frozen=True):
     """The store of a run's record, and the node with its files."""
 
     address: StoreAddress
     node_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpening:
+class SessionOpening(Struct, frozen=True, kw_only=True):
     run_id: str
     #: the driver's id, and a number
     session: str = ""
@@ -260,8 +254,7 @@ def driver_of(session: str) -> str:
     return session.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(Struct, frozen=True, kw_only=True):
     run_id: str
     plan: Plan
     context: RunContext
@@ -284,24 +277,22 @@ class Submission:
     contents: Sequence[bytes] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderBatch:
+class OrderBatch(Struct, frozen=True, kw_only=True):
     """Orders that share a message, with the parts that were not sent before."""
 
     #: from 1 in a session; a repeated batch counts once
     number: int
     orders: Sequence[WireOrder]
-    callables: Mapping[str, TaskCallables] = field(default_factory=dict[str, TaskCallables])
+    callables: Mapping[str, TaskCallables] = msgspec.field(default_factory=dict[str, TaskCallables])
     templates: Sequence[AgentTemplate] = ()
-    bundles: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    bundles: Mapping[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
 
     def list_payloads(self) -> dict[str, bytes]:
         templates = {f"An agent of kind '{template.key}'": template.body for template in self.templates}
         return {**templates, **{f"A handler or guardrail ({name})": body for name, body in self.bundles.items()}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPage:
+class ReportPage(Struct, frozen=True, kw_only=True):
     #: number of entries in this session so far, which the driver acknowledges with it
     cursor: int
     results: Sequence[WireResult]
@@ -309,8 +300,7 @@ class ReportPage:
     unknown: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndPage:
+class EndPage(Struct, frozen=True, kw_only=True):
     end_id: str
     #: number of entries so far
     cursor: int

@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import ray.exceptions
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.reach import BackgroundTasks
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
@@ -22,16 +24,15 @@ from ensemble_ray.execute.orders import Continuation
 from ensemble_ray.values.ids import REDISPATCH_STEP
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(Struct):
     number: int
     #: the last task before the pending ones
     head: str
     epochs: dict[str, int]
     lease: Lease | None = None
     #: reports of pending tasks
-    early: dict[str, WireResult] = field(default_factory=dict[str, WireResult])
-    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    early: dict[str, WireResult] = msgspec.field(default_factory=dict[str, WireResult])
+    drained: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class Continuations:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.events import HubSink, pack_announcement

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.events import pack_event
 from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_result, unpack

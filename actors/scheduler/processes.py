@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 import ray
+from msgspec import Struct
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.limiter import EndpointBoard
@@ -244,22 +246,20 @@ class AgentProcess:
         return sum(lease.count_tasks() for lease in self.leases)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseDescription:
+class LeaseDescription(Struct, frozen=True):
     run: RunDescription
     #: at most `MOST_TASKS`
     tasks: Sequence[TaskDescription]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Lease:
+class Lease(Struct, kw_only=True, eq=False):
     process: AgentProcess
     run_id: str
     is_ready: bool = False
     #: done when it is ready, or cannot be
     starting: asyncio.Task[None] | None = None
     #: that it was sent, the latest last
-    templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    templates: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict[str, None])
     on_death: Callable[[Lease, BaseException], None] | None = None
     count_tasks: Callable[[], int] = int
     #: None: it is being put back

@@ -11,12 +11,13 @@ import pickle
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import ray
 import ray.exceptions
+from msgspec import Struct, structs
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.events import EventHub, begin_events
@@ -160,7 +161,7 @@ class SchedulerActor(LineService, SessionService):
             return None
         page = await ended.page(cursor)
         if page.is_last and self.is_listening(run_id):
-            page = replace(page, lines=await self.drain_lines(run_id))
+            page = structs.replace(page, lines=await self.drain_lines(run_id))
         return pack(page)
 
     async def cancel(self, run_id: str) -> None:
@@ -221,7 +222,7 @@ class SchedulerActor(LineService, SessionService):
         for submission in await self._store.load_unfinished():
             if submission.run_id in self._planned:
                 continue  # resumed before the store became unreachable
-            restarted = replace(submission, reason=SubmissionReason.RESTARTED)
+            restarted = structs.replace(submission, reason=SubmissionReason.RESTARTED)
             try:
                 store, run_id = submission.store, submission.run_id
                 summary = None if store is None else await store_at(store).summary(run_id)
@@ -247,7 +248,7 @@ class SchedulerActor(LineService, SessionService):
         try:
             if submission.store is not None and submission.reason is SubmissionReason.RESUBMITTED:
                 is_recorded = bool(await head_facts(store_at(submission.store), run_id))
-                submission = replace(submission, reason=submission.reason.resolve(is_recorded=is_recorded))
+                submission = structs.replace(submission, reason=submission.reason.resolve(is_recorded=is_recorded))
             claimed = await claim_planned(
                 submission.store,
                 submission.context,
@@ -385,8 +386,7 @@ async def _describe_process(process: AgentProcess) -> ProcessDescription | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _Waiting(Struct, frozen=True, eq=False):
     submission: Submission
     store: StoreAddress
     #: that were open when the run was suspended
@@ -437,7 +437,7 @@ class WaitingRuns:
             await self._drop(run_id)
         elif is_ready:
             try:
-                await self._begin(replace(waiting.submission, reason=SubmissionReason.RESUMED))
+                await self._begin(structs.replace(waiting.submission, reason=SubmissionReason.RESUMED))
             except EnsembleError as error:
                 self.remove(run_id)
                 _log.error(

@@ -7,10 +7,11 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import ray.exceptions
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link import wire
 from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_result
@@ -33,8 +34,7 @@ _log = bounded_logger(__name__)
 _MOST_LOST = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
+class SessionLimits(Struct, frozen=True, kw_only=True):
     """The cluster's nodes, and the number of processes that a run may use on them."""
 
     max_own: int

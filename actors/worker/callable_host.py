@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.packing import PackedQuestion, packed_evaluation, unpack, unpack_output
@@ -173,8 +175,7 @@ class PredicateEvaluator:
         return packed_evaluation(answer) if isinstance(answer, EvaluationFailed) else answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HeldTask:
+class _HeldTask(Struct, frozen=True, kw_only=True):
     handler: object
     input_guardrails: tuple[object, ...]
     output_guardrails: tuple[object, ...]

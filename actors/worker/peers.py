@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.packing import make_undone_result, pack, pack_order, unpack, unpack_result
 from ensemble_ray.actors.link.reach import BackgroundTasks, last_line, patiently, reach

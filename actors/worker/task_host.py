@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+import msgspec
 import ray.exceptions
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.events import note_lost_events
 from ensemble_ray.actors.link.packing import make_undone_result, pack_result, unpack, unpack_order
@@ -203,8 +205,7 @@ class TaskHost:
         hosted.outbox.add(*map(pack_result, results))
 
 
-@dataclass(slots=True, kw_only=True)
-class _HostedRun:
+class _HostedRun(Struct, kw_only=True):
     executor: LocalExecutor
     journal: Journal
     flush: Callable[[], Awaitable[None]]
@@ -214,8 +215,8 @@ class _HostedRun:
     outbox: BatchSender[WireResult]
     revoked: int = 0
     #: unreported tasks of continuations
-    in_turn: set[str] = field(default_factory=set[str])
-    template_of: dict[str, str] = field(default_factory=dict[str, str])
+    in_turn: set[str] = msgspec.field(default_factory=set[str])
+    template_of: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def load(self, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
         """Raise `TemplateUnknownError` without its agent's template."""

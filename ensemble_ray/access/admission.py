@@ -10,10 +10,11 @@ import math
 import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, cast
+
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.limits.bucket import Grant, Requested, TokenBucket
@@ -44,8 +45,7 @@ _VERSION = 1
 _MOST_KEYS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
+class ApiKey(Struct, frozen=True, kw_only=True):
     name: str
     #: SHA-256, hexadecimal
     digest: str
@@ -203,8 +203,7 @@ class KeyPolicy(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class Credentials(Struct, frozen=True, kw_only=True):
     digest: str | None
     #: by loopback
     is_local: bool
@@ -212,14 +211,12 @@ class Credentials:
     is_counted: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class Admitted(Struct, frozen=True, kw_only=True):
     #: it needs no key
     key: ApiKey | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Denied:
+class Denied(Struct, frozen=True, kw_only=True):
     name: str = ""
     has_key: bool = False
     #: any key exists

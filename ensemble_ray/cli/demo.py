@@ -17,10 +17,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.request import Request, urlopen
+
+from msgspec import Struct
 
 from ensemble_ray import WebDashboard
 from ensemble_ray.cli.view.terminal import (
@@ -116,14 +117,12 @@ _PIECES = re.compile(r"[A-Za-z]+|\s+|.", re.DOTALL)
 _ASCII = 127
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class Passage(Struct, frozen=True, kw_only=True):
     label: str  # the topic or file name, with a number if there are several passages
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(Struct, frozen=True, kw_only=True):
     passages: tuple[Passage, ...]
     available: int  # passages of all sources
 
@@ -227,8 +226,7 @@ _STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] 
 LOCAL_SLOTS, OTHER_SLOTS = 4, 16  # concurrent model calls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoTeam:
+class DemoTeam(Struct, frozen=True, kw_only=True):
     team: MapReduceEnsemble
     selection: Selection
     reader: ChatModel
@@ -302,8 +300,7 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """Model answers in the record at the kill, and at the end."""
 
     before: Sequence[Fact[ModelAnswered]]  # in record order
@@ -430,8 +427,7 @@ tasks:
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
+class _Endpoint(Struct, frozen=True):
     url: str
     key: str
 

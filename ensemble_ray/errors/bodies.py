@@ -6,10 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 from typing import cast
+
+from msgspec import Struct
 
 CLIENT_ERROR, SERVER_ERROR = 400, 500  # first statuses of HTTP's classes
 _STATUS_OF_CODE = {
@@ -80,8 +81,7 @@ _LONGEST_BODY = 100_000
 _LONGEST_TEXT = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorBody:
+class ErrorBody(Struct, frozen=True, kw_only=True):
     status: int | None = None  # HTTP status in the body, as a number or a code
     message: str = ""  # the message of a provider behind a gateway is last
     retry_after_s: float | None = None

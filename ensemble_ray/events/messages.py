@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple, Self, cast
+
+from msgspec import Struct
 
 from ensemble_ray import events
 from ensemble_ray.errors import message_of
@@ -25,8 +27,7 @@ class Message(NamedTuple):
     data: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownTask:
+class ShownTask(Struct, frozen=True, kw_only=True):
     """Fields of messages that describe a task."""
 
     index: int
@@ -280,8 +281,7 @@ class Cursor(NamedTuple):
         return f"{self.seq}.{self.number}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireEvent:
+class WireEvent(Struct, frozen=True, kw_only=True):
     """One message about a run."""
 
     #: such as `task_started`

@@ -6,9 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors.texts import brief
@@ -93,8 +96,7 @@ class UnknownEffect:
         return cls(**cast("dict[str, Any]", dict(data)))
 
 
-@dataclass(slots=True, kw_only=True)
-class ToolEffect:
+class ToolEffect(Struct, kw_only=True):
     call: ToolCall
     outcome: CallOutcome
     text: str
@@ -132,8 +134,7 @@ class ToolEffect:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class ModelEffect:
+class ModelEffect(Struct, kw_only=True):
     started_at: float
     latency_s: float
     response: ChatResponse
@@ -143,7 +144,7 @@ class ModelEffect:
     max_attempts: int = 0  # of the retry policy; 0: no attempt failed
     waited_s: float = 0.0  # time in `latency_s` that the call waited for permits of rate limits
     estimated: tuple[int, int] | None = None  # (input, output) tokens that the budget estimated (S-BUD-2)
-    tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
+    tools: list[ToolEffect] = msgspec.field(default_factory=list[ToolEffect])
     messages: tuple[CapturedMessage, ...] = ()
     model: str | None = None
     provider: str | None = None
@@ -205,8 +206,7 @@ def capture_messages(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, 
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class DelegationEffect:
+class DelegationEffect(Struct, kw_only=True):
     """One attempt to delegate, perhaps refused, and its result."""
 
     request: DelegationRequest
@@ -244,8 +244,7 @@ class DelegationEffect:
         )
 
 
-@dataclass(slots=True)
-class MemoryUse:
+class MemoryUse(Struct):
     """Counts memory operations of one task (S-MEM-101). Implements `MemoryOperationListener`."""
 
     short_term_entries_written: int = 0
@@ -278,8 +277,7 @@ class MemoryUse:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class TaskEffects:
+class TaskEffects(Struct, kw_only=True):
     task_description: str
     expected_output: str
     agent_role: str
@@ -287,9 +285,9 @@ class TaskEffects:
     capture_mode: CaptureMode = CaptureMode.OFF
     prompts: TaskPrompts | None = None
     prompt_build_s: float = 0.0
-    models: list[ModelEffect] = field(default_factory=list[ModelEffect])
+    models: list[ModelEffect] = msgspec.field(default_factory=list[ModelEffect])
     tool_call_count: int = 0
-    delegations: list[DelegationEffect] = field(default_factory=list[DelegationEffect])
+    delegations: list[DelegationEffect] = msgspec.field(default_factory=list[DelegationEffect])
     is_manager: bool = False  # the trace then lacks its workers' traces
     retry_count: int = 0  # repeated model calls, with those without an answer
     attempts: int = 0  # requests of the newest model call (S-MR-152)
@@ -300,14 +298,16 @@ class TaskEffects:
     is_outcome_unknown: bool = False  # of the handler or runner (S-DUR-26)
     instance: str = ""
     is_recorded: bool = False
-    context_cuts: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])  # new cuts (S-MEM-136)
+    context_cuts: list[Mapping[str, object]] = msgspec.field(
+        default_factory=list[Mapping[str, object]]
+    )  # new cuts (S-MEM-136)
     embedding_tokens: int = 0  # read by an embedding endpoint for memory (S-MEM-128)
-    sampled: list[tuple[str, SamplingAnswered]] = field(default_factory=list["tuple[str, SamplingAnswered]"])
+    sampled: list[tuple[str, SamplingAnswered]] = msgspec.field(default_factory=list["tuple[str, SamplingAnswered]"])
     memory: MemoryUse | None = None  # None: no memory
     memory_listener: MemoryOperationListener | None = None
     has_effect: bool = False  # the intent of a call with an effect on the world is on disk
     early_exit: tuple[str, str] = ("", "")  # (effect name, message) of the call that ended the run (S-DUR-138)
-    reviews: list[Mapping[str, object]] = field(default_factory=list[Mapping[str, object]])
+    reviews: list[Mapping[str, object]] = msgspec.field(default_factory=list[Mapping[str, object]])
 
     @property
     def call_ids(self) -> tuple[tuple[str, ...], ...]:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
 
+from msgspec import structs
+
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, IllegalStateError, message_of
@@ -389,7 +391,7 @@ async def _call_model(
         started_at=effects.started_at,
     )
     response, attempts, _ = await ask_once(
-        replace(scope, effects=separate_effects),
+        structs.replace(scope, effects=separate_effects),
         model,
         messages,
         effect_name(order.instance, 0, _REFLECTION),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast
 
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from ensemble_ray.definition.agent import Agent
@@ -59,8 +61,7 @@ class FailureSummary(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailure:
+class TaskFailure(Struct, frozen=True, kw_only=True):
     """Error and trace of a task without an output. Implements `FailureSummary`."""
 
     error: BaseException | None = None  # unwrapped; None: the task was cancelled
@@ -91,8 +92,7 @@ class TaskFailure:
         return is_out_of_credit(self.error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationFailed:
+class EvaluationFailed(Struct, frozen=True, kw_only=True):
     error_type: str
     message: str
     error: BaseException | bytes  # as bytes in a process that runs no user code
@@ -116,8 +116,7 @@ NewOutput = TypeVar("NewOutput")
 NewFailure = TypeVar("NewFailure", bound=FailureSummary)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult(Generic[Output_co, Failure_co]):
+class TaskResult(Struct, Generic[Output_co, Failure_co], frozen=True, kw_only=True):
     key: str
     instance: str
     status: TaskStatus
@@ -177,15 +176,13 @@ class TaskBody(NamedTuple, Generic[Task_co]):
     output_guardrails: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revision(Generic[Output_co]):
+class Revision(Struct, Generic[Output_co], frozen=True, kw_only=True):
     attempt: int = 0
     feedback: str = ""
     prior: Output_co | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPart(Generic[Output_co]):
+class HistoryPart(Struct, Generic[Output_co], frozen=True, kw_only=True):
     """An iteration of a loop, or a step of a graph."""
 
     names: tuple[str, ...]  # body names in body order, or the name of the state
@@ -193,8 +190,7 @@ class HistoryPart(Generic[Output_co]):
     is_joined: bool = False  # the outputs are iterations of a loop and count as one output of a state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowingQuestions(Generic[Output_co]):
+class FollowingQuestions(Struct, Generic[Output_co], frozen=True, kw_only=True):
     """Predicates to evaluate when a task has completed."""
 
     questions: tuple[UnitQuestion, ...]  # evaluated until one holds
@@ -215,8 +211,7 @@ class Continuation(NamedTuple, Generic[Order_co]):
     orders: tuple[Order_co, ...]  # contexts may contain `OutputOf`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
+class TaskOrder(Struct, Generic[Task_co, Agent_co, Output_co], frozen=True, kw_only=True):
     run_id: str
     key: str
     instance: str  # path, such as `facts#0`
@@ -268,7 +263,7 @@ class TaskOrder(Generic[Task_co, Agent_co, Output_co]):
             reflects_on=None if self.reflects_on is None else output(self.reflects_on),
             asks=None,
             continuation=None,
-            **changes,  # type: ignore[arg-type]  # fields of an order
+            **changes,
         )
 
 
@@ -341,8 +336,7 @@ def _of_bodies(bodies: Mapping[str, bytes]) -> RunModels:  # submissions contain
     return RunModels(bodies=bodies)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
+class RunContext(Struct, frozen=True, kw_only=True):
     """Values that all tasks of a run share. A process receives them once."""
 
     run_id: str
@@ -354,7 +348,9 @@ class RunContext:
     context_budget: int | None = None  # most tokens of a request by default; None: no limit (S-MEM-131)
     max_tool_output_length: int = -1  # most characters that the model sees; negative: all (S-ENG-70)
     tool_log_truncate_length: int = 200  # most characters in log lines; -1: all (S-ENG-72)
-    log_fields: Mapping[str, str] = field(default_factory=dict[str, str])  # the caller's, for every process (S-PAR-16)
+    log_fields: Mapping[str, str] = msgspec.field(
+        default_factory=dict[str, str]
+    )  # the caller's, for every process (S-PAR-16)
     cost: RunCosts = None
     budget: RunBudget | None = None
     has_tool_metrics: bool = False  # the driver has ToolMetrics
@@ -363,14 +359,14 @@ class RunContext:
     on_unknown: str = "tell_model"  # `tell_model`, `fail` or `ask`, also for a callable (S-DUR-24)
     retry: RetryPolicy | None = None  # of model calls after provider failures; None: the task fails
     on_incomplete: OnIncomplete = "warn"  # unless the agent has its own (S-ENG-37)
-    delegation: DelegationContext = field(default_factory=DelegationContext)
+    delegation: DelegationContext = msgspec.field(default_factory=DelegationContext)
     hierarchy: HierarchyRules | None = None
     review_policy: ReviewPolicy | None = None  # default gates after tasks; None: no reviewer (S-REV-15)
     policy_review: Review | None = None  # None: `Review()` (S-REV-16, S-WEB-51)
     is_detached: bool = False  # tasks at open gates are suspended, and the run waits (S-REV-113)
     memory: MemoryRules | None = None  # None: no memory
     has_reflections: bool = False
-    models: RunModels = field(default_factory=RunModels)  # that directives can switch to
+    models: RunModels = msgspec.field(default_factory=RunModels)  # that directives can switch to
     tracing: RunTracing | None = None  # None: not traced
     began_at: float = 0.0  # at which the run was started or resumed, Unix time, s
     declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
@@ -381,8 +377,7 @@ class RunContext:
         return self.total_tasks > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePoint(Generic[Output_co, Failure_co]):
+class ResumePoint(Struct, Generic[Output_co, Failure_co], frozen=True, kw_only=True):
     started_at: float  # of the first attempt
     #: in the groups in which the source received them, without the effects of a cancellation
     stimuli: Sequence[Sequence[Stimulus]]
@@ -390,23 +385,21 @@ class ResumePoint(Generic[Output_co, Failure_co]):
     #: is absent if the run's outputs can look it up.
     results: Mapping[str, TaskResult[Output_co, Failure_co]]
     #: by instance: tasks without a recorded end, if some must not run again
-    stopped: Mapping[str, TaskResult[Output_co, Failure_co]] = field(
+    stopped: Mapping[str, TaskResult[Output_co, Failure_co]] = msgspec.field(
         default_factory=dict[str, "TaskResult[Output_co, Failure_co]"]
     )
     is_restart: bool = False  # only the owner's process was replaced, and no user resumed the run
     directives: Sequence[DirectiveFact] = ()  # with expired ones
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedTask(Generic[Failure_co]):
+class FailedTask(Struct, Generic[Failure_co], frozen=True, kw_only=True):
     instance: str
     at: float
     failure: Failure_co
     completed_before: int = 0  # number of completed tasks before it (S-PAR-22)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome(Generic[Output_co, Failure_co]):
+class RunOutcome(Struct, Generic[Output_co, Failure_co], frozen=True, kw_only=True):
     state: RunState
     exit_reason: ExitReason
     started_at: float

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.validation import with_model, with_task_model

@@ -6,8 +6,10 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.definition.task import ReflectionInput
 from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, ValidationError, message_of
@@ -72,8 +74,7 @@ class RunReflections(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstRequest:
+class FirstRequest(Struct, frozen=True, kw_only=True):
     """The first model call of a task, before it is made."""
 
     order: TaskOrder
@@ -89,8 +90,7 @@ class RequestDeferredError(Exception):
     """A task stops before its first model call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerPorts:
+class RunnerPorts(Struct, frozen=True, kw_only=True):
     clock: Clock
     journal: Journal
     events: EventSink
@@ -98,7 +98,7 @@ class RunnerPorts:
     services: Services
     tool_metrics: ToolMetrics
     spending: Spending | None = None  # None: no limit
-    endpoints: EndpointService = field(default_factory=process_endpoints)
+    endpoints: EndpointService = msgspec.field(default_factory=process_endpoints)
     #: receives (effect name, recorded fact, digest and messages of today's request) of each recorded answer (S-DUR-55)
     compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable for unknown outcomes; None: ask at the terminal (S-DUR-24)
@@ -161,15 +161,14 @@ class Slot:
             self._slots.release()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskScope:
+class TaskScope(Struct, frozen=True, kw_only=True):
     context: RunContext
     ports: RunnerPorts
     order: TaskOrder
     effects: TaskEffects
     #: recorded by an earlier process of this task, by (name, kind)
-    recorded_facts: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
-    slot: Slot = field(default_factory=Slot)
+    recorded_facts: Mapping[tuple[str, str], Fact] = msgspec.field(default_factory=dict[tuple[str, str], Fact])
+    slot: Slot = msgspec.field(default_factory=Slot)
     peers: Peers | None = None  # None: the task cannot delegate
     is_manager: bool = False  # of a hierarchical run
 
@@ -283,8 +282,7 @@ class Spending:
         self.account.close()
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
+class Request(Struct, kw_only=True):
     """One request, with its repetitions."""
 
     spending: Spending

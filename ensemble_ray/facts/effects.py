@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, cast, get_args
 
+import msgspec
+
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.facts.fact import (
     ANY,
@@ -21,7 +23,6 @@ from ensemble_ray.facts.fact import (
     FactData,
     as_sequence,
     as_text,
-    fact_kind,
     is_true,
     list_of,
     object_of,
@@ -83,7 +84,6 @@ def write_waits(waits: Sequence[ModelWait]) -> list[list[object]]:
     return [list(wait) for wait in waits]
 
 
-@fact_kind
 class ModelAnswered(FactData):
     KIND: ClassVar = "model"
     IS_EFFECT: ClassVar = True
@@ -144,15 +144,14 @@ class ModelAnswered(FactData):
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
-        found = super(ModelAnswered, cls).from_data(data, at)  # noqa: UP008  `fact_kind` replaces the class
+        found = super().from_data(data, at)
         calls = cast("Sequence[Mapping[str, object]]", data.get("tool_calls", ()))
         missing = [f"tool_calls.{name}" for name in ("id", "name", "arguments") if any(name not in c for c in calls)]
         if missing:
-            object.__setattr__(found, "absent", (*found.absent, *missing))
+            msgspec.structs.force_setattr(found, "absent", (*found.absent, *missing))
         return found
 
 
-@fact_kind
 class ToolIntended(FactData):
     KIND: ClassVar = "tool_intent"
     IS_EFFECT: ClassVar = True
@@ -164,7 +163,6 @@ class ToolIntended(FactData):
     is_lost: bool = written(ANY, default=False, read=is_true)
 
 
-@fact_kind
 class ToolReturned(FactData):
     KIND: ClassVar = "tool_result"
     IS_EFFECT: ClassVar = True
@@ -198,7 +196,6 @@ class ToolReturned(FactData):
         return self.outcome == "unknown"
 
 
-@fact_kind
 class OutcomeDecided(FactData):
     """A user decided about a call with an unknown outcome."""
 
@@ -215,7 +212,6 @@ class RecordedRefusal(NamedTuple):
     hint: str  # for the model's next attempt
 
 
-@fact_kind
 class DelegationDecided(FactData):
     """A worker was chosen, or the delegation was refused."""
 
@@ -258,7 +254,6 @@ def is_making_agent(fact: Fact) -> bool:
     return fact.name.endswith(_MAKING)
 
 
-@fact_kind
 class SamplingAnswered(FactData):
     """The agent's model answered a sampling request of a tool's server."""
 
@@ -305,7 +300,6 @@ def _check_notes(value: object) -> str | None:
         return "JSON text of a list"
 
 
-@fact_kind
 class MemoryRecalled(FactData):
     KIND: ClassVar = "memory_recalled"
     IS_EFFECT: ClassVar = True
@@ -342,7 +336,6 @@ class MemoryRecalled(FactData):
         return RecalledMemory(**{name: getattr(self, name) for name in self.KEYS})
 
 
-@fact_kind
 class MemoryStored(FactData):
     """An output was stored in memory; it must not be stored again."""
 
@@ -369,7 +362,6 @@ def _value_of(data: Mapping[str, object]) -> TaskReflection:
     return TaskReflection(**cast("dict[str, Any]", data))
 
 
-@fact_kind
 class ReflectionRecalled(FactData):
     KIND: ClassVar = "reflection_recalled"
     IS_EFFECT: ClassVar = True
@@ -386,7 +378,6 @@ class ReflectionRecalled(FactData):
         return None if self.reflection is None else _value_of(self.reflection)
 
 
-@fact_kind
 class ReflectionRecorded(FactData):
     """A reflection was created; it must not be created again."""
 
@@ -412,7 +403,6 @@ class ReflectionRecorded(FactData):
         return _value_of(self.reflection)
 
 
-@fact_kind
 class ReflectionStored(FactData):
     """The reflection was stored; it must not be stored again."""
 

@@ -6,9 +6,10 @@ A rewritten fact is unchanged: `absent` names keys that an earlier version lacks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Final, Generic, Self, cast, dataclass_transform
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, cast, dataclass_transform
 
+import msgspec
+from msgspec import Struct, StructMeta
 from typing_extensions import TypeVar
 
 from ensemble_ray.errors import RecordError
@@ -95,8 +96,7 @@ _ABSENT: Final = object()
 TIME_OF_FACT: Final = object()  # As a default: the time of the fact.
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """The encoding of one field. A value of another type is damage: reading it fails."""
 
     check: Check
@@ -107,9 +107,50 @@ class Key:
     write: Callable[[Any], object] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactData:
-    """The content of a fact: JSON data, or frozen values that the journal renders as JSON."""
+class _Written(NamedTuple):
+    key: Key
+    default: object
+
+
+def written(
+    check: Check,
+    *,
+    missing: object = _ABSENT,
+    is_needed: bool = False,
+    read: Callable[[Any], object] | None = None,
+    write: Callable[[Any], object] | None = None,
+    default: object = msgspec.NODEFAULT,
+    default_factory: Callable[[], object] | None = None,
+) -> Any:
+    """Return a field of a kind of facts with its encoding; see `Key`.
+
+    Without `missing`, the key is optional: the default of the field is not written. An effect without a key that
+    `is_needed` cannot be reused. `read` and `write` convert between field and JSON value.
+    """
+    is_optional = missing is _ABSENT
+    key = Key(check, default if is_optional else missing, is_optional, is_needed, read, write)
+    return _Written(key, default if default_factory is None else msgspec.field(default_factory=default_factory))
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(written,))
+class FactKind(StructMeta):
+    """Creates kinds of facts. Their fields by `written` are in written order."""
+
+    def __new__(  # noqa: PYI034  mypy refuses `Self` in a metaclass
+        mcls, name: str, bases: tuple[type, ...], namespace: dict[str, object], *, kw_only: bool = True
+    ) -> FactKind:
+        found = {field: value for field, value in namespace.items() if isinstance(value, _Written)}
+        if found:
+            namespace["KEYS"] = {field: each.key for field, each in found.items()}
+        for field, each in found.items():
+            namespace[field] = each.default
+            if each.default is msgspec.NODEFAULT:
+                del namespace[field]
+        return super().__new__(mcls, name, bases, namespace, frozen=True, kw_only=kw_only)
+
+
+class FactData(Struct, metaclass=FactKind):
+    """The content of a fact: JSON data, or frozen values that the journal renders as JSON. A subclass is a kind of facts."""
 
     KIND: ClassVar[str] = ""
     KEYS: ClassVar[Mapping[str, Key]] = {}  # in written order; keys, values and order of written facts must not change
@@ -161,35 +202,7 @@ D_co = TypeVar("D_co", bound=FactData, covariant=True, default=FactData)
 W = TypeVar("W", bound=FactData)
 
 
-def written(
-    check: Check,
-    *,
-    missing: object = _ABSENT,
-    is_needed: bool = False,
-    read: Callable[[Any], object] | None = None,
-    write: Callable[[Any], object] | None = None,
-    **default: Any,
-) -> Any:
-    """Return a field of a kind of facts with its encoding; see `Key`.
-
-    Without `missing`, the key is optional: the default of the field is not written. An effect without a key that
-    `is_needed` cannot be reused. `read` and `write` convert between field and JSON value.
-    """
-    is_optional = missing is _ABSENT
-    replacement = default["default"] if is_optional else missing
-    return field(metadata={"key": Key(check, replacement, is_optional, is_needed, read, write)}, **default)
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(written,))
-def fact_kind(cls: type[W]) -> type[W]:
-    """Make a class a kind of facts, a frozen dataclass. Its fields by `written` are in written order."""
-    made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-    made.KEYS = {each.name: each.metadata["key"] for each in fields(made) if "key" in each.metadata}
-    return made
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact(Generic[D_co]):
+class Fact(Struct, Generic[D_co], frozen=True, kw_only=True):
     """A stimulus or an effect with its name, as stored by the journal."""
 
     run: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
 from ensemble_ray.facts import effects, runs
@@ -18,8 +17,7 @@ KINDS: Mapping[str, type[FactData]] = {
 KINDS_OF_RUN = frozenset(name for name, each in KINDS.items() if each.IS_OF_RUN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownFact(FactData):
+class UnknownFact(FactData, kw_only=True):
     kind_name: str
     values: Mapping[str, object]
 

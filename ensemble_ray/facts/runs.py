@@ -26,7 +26,6 @@ from ensemble_ray.facts.fact import (
     as_mapping,
     as_sequence,
     as_text,
-    fact_kind,
     is_true,
     list_of,
     object_of,
@@ -116,7 +115,6 @@ def whole_output(data: Mapping[str, object]) -> Mapping[str, object]:
     return found
 
 
-@fact_kind
 class OutputRecorded(FactData):
     """A task produced its output."""
 
@@ -137,7 +135,6 @@ class OutputRecorded(FactData):
         return read_output(self.output_data())
 
 
-@fact_kind
 class FailureRecorded(FactData):
     KIND: ClassVar = "task_failed"
 
@@ -163,8 +160,7 @@ class FailureRecorded(FactData):
         return self.error or {"type": self.error_type, "text": self.message}
 
 
-@fact_kind
-class ExitRecorded(FactData):
+class ExitRecorded(FactData, kw_only=True):
     KIND: ClassVar = "task_exited"
 
     reason: ExitReason
@@ -263,7 +259,6 @@ def _read_budget(value: Mapping[str, int | None] | None) -> RecordedBudget | Non
 _BUDGET = optional(object_of(max_tokens=optional(NUMBER), max_cost=optional(NUMBER)))
 
 
-@fact_kind
 class PlanRecorded(FactData):
     """A run started; the data needed to resume it. None: not recorded."""
 
@@ -309,7 +304,6 @@ class PlanRecorded(FactData):
         return self.items is not None
 
 
-@fact_kind
 class RunResumed(FactData):
     """A user resumed the run, or its scheduler was replaced."""
 
@@ -419,7 +413,6 @@ def _write_errors(errors: Sequence[RecordedError]) -> list[dict[str, object]]:
 OWN_FAILURES = frozenset({"source", "empty"})
 
 
-@fact_kind
 class RunEnded(FactData):
     """A run ended. None: not recorded."""
 
@@ -452,7 +445,6 @@ class RunEnded(FactData):
         return first if is_own else None
 
 
-@fact_kind
 class RunInterrupted(FactData):
     """A run stopped without an end, so that it can be resumed (S-DUR-151)."""
 
@@ -494,8 +486,7 @@ _STIMULUS: Mapping[str, Check] = {
 }
 
 
-@fact_kind
-class StimulusRecorded(FactData):
+class StimulusRecorded(FactData, kw_only=True):
     KIND: ClassVar = "stimulus"
     FENCE: ClassVar = RUN
 
@@ -537,7 +528,6 @@ class StimulusRecorded(FactData):
         return cls(type=cast("str", kind), fields=fields, more=more, absent=absent)
 
 
-@fact_kind
 class LossAccepted(FactData):
     """A user accepted the loss of a part of the record."""
 
@@ -557,7 +547,6 @@ class LossAccepted(FactData):
     kept: str | None = written(ANY, default="")  # copy of the log; None: it was missing; empty: the store has no log
 
 
-@fact_kind
 class DirectiveRecorded(FactData):
     """A user sent a directive to a run; tasks that start later receive it."""
 
@@ -574,7 +563,6 @@ class DirectiveRecorded(FactData):
         return self.expires_at is None or at < self.expires_at
 
 
-@fact_kind
 class DirectivesShown(FactData):
     """The directives in a task's prompt; a continued task shows the same ones."""
 
@@ -584,7 +572,6 @@ class DirectivesShown(FactData):
     texts: tuple[str, ...] = written(list_of(TEXT), missing=(), is_needed=True, read=tuple, write=list)
 
 
-@fact_kind
 class ModelSwitched(FactData):
     """A user chose the model for tasks that start later."""
 
@@ -600,7 +587,6 @@ class ModelSwitched(FactData):
 DirectiveFact: TypeAlias = DirectiveRecorded | ModelSwitched
 
 
-@fact_kind
 class ReviewRequested(FactData):
     """Recorded before any reviewer is notified."""
 
@@ -645,7 +631,6 @@ class ReviewRequested(FactData):
         )
 
 
-@fact_kind
 class ReviewDecided(FactData):
     """A gate was decided at the time of the fact."""
 
@@ -679,7 +664,6 @@ class ReviewDecided(FactData):
         return ReviewAnswer.from_data(data)
 
 
-@fact_kind
 class ItemsRecorded(FactData):
     """Items were pulled from the source; recorded before their maps start (S-MR-162)."""
 
@@ -707,7 +691,6 @@ class ItemsRecorded(FactData):
         return found
 
 
-@fact_kind
 class GroupRecorded(FactData):
     """Outputs were grouped for a reduce; recorded before the reduce starts (S-MR-161)."""
 
@@ -719,7 +702,6 @@ class GroupRecorded(FactData):
     is_final: bool = written(FLAG, missing=False)
 
 
-@fact_kind
 class ItemOutputRecorded(FactData):
     """An item of several tasks has its output, made of recorded outputs of its tasks (S-MR-193)."""
 
@@ -728,7 +710,6 @@ class ItemOutputRecorded(FactData):
     outputs: Sequence[str] = written(list_of(TEXT), missing=())  # instances of these tasks
 
 
-@fact_kind
 class AgentsJoined(FactData):
     KIND: ClassVar = "agents"
 
@@ -753,7 +734,6 @@ class BatchMember(NamedTuple):
     occurrence: int
 
 
-@fact_kind
 class BatchRecorded(FactData):
     """A step of a batch of map requests at the provider (S-BAT-10)."""
 

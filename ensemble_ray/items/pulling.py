@@ -14,8 +14,9 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief, message_of
@@ -27,8 +28,7 @@ _GATHER_S = 0.05  # a pull waits so long for the requested count
 _CLOSE_S = 1.0  # the end of a run waits so long for a source in the middle of a step
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedItem:
+class RefusedItem(Struct, frozen=True):
     """A failed item without attempts: an invalid line, or no task can be made for it (S-MR-125, S-MR-171)."""
 
     index: int
@@ -46,8 +46,7 @@ ItemEntry: TypeAlias = tuple[int, object] | RefusedItem
 Entries: TypeAlias = Generator[ItemEntry, None, None]  # a reader closes the generator if it stops early
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(Struct, frozen=True):
     items: Sequence[ItemEntry]
     is_exhausted: bool  # perhaps only at the pull after the last item
 

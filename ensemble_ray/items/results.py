@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.folders import read_item
@@ -32,13 +35,12 @@ _ABSENT = object()
 _COLUMNS = ("item", "raw", "parsed", "agent_role", "input_tokens", "output_tokens", "incomplete_answers", "duration")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowColumns:
+class RowColumns(Struct, frozen=True, kw_only=True):
     """The columns of a row after `index` (S-MR-216)."""
 
     chosen: Sequence[str] | None = None  # None: all
     key: str | None = None  # the first column, in place of the item
-    _missed: set[str] = field(default_factory=set[str])
+    _missed: set[str] = msgspec.field(default_factory=set[str])
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct
 
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.items.line_file import json_line, json_text
@@ -25,8 +26,7 @@ from ensemble_ray.text.foreign_text import whole_text
 _BATCH_ROWS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     place: str  # for messages
     read: Callable[[], Iterable[object]]  # rows from the beginning, as values of the library
     count: int | None  # if known

@@ -19,6 +19,9 @@ from math import isfinite
 from typing import Any, cast
 from urllib.parse import unquote, unquote_plus, urlencode, urlsplit
 
+import msgspec
+from msgspec import Struct
+
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.errors.bodies import CLIENT_ERROR, SERVER_ERROR, ErrorBody, read_error_body, tls_flaw
 from ensemble_ray.errors.travel import provider_answer_of, status_of
@@ -54,8 +57,7 @@ _CONNECTION_ERRORS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderFault:
+class ProviderFault(Struct, frozen=True, kw_only=True):
     what: str  # `HTTP 503`, `no connection`, `no answer in time`
     text: str
     status: int | None = None  # None: no answer
@@ -273,12 +275,11 @@ class CallOrigin:
         return shown_url(self.url).removesuffix("?...").removesuffix(self.path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFailure:
+class CallFailure(Struct, frozen=True, kw_only=True):
     status: int | None = None  # None: no answer
     http_status: int | None = None  # the HTTP status of a successful answer with an error inside
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     timed_out: bool = False
     is_broken_off: bool = False  # after a successful status
     reason: str = ""

@@ -25,6 +25,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, cast
 
+import msgspec
+from msgspec import Struct
+
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm.openai import check_time_s
 from ensemble_ray.llm.protocol.endpoint import Endpoint
@@ -259,8 +262,7 @@ def installer_command() -> list[str]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSpec:
+class LocalSpec(Struct, frozen=True, kw_only=True):
     """Equal specs share a server."""
 
     path: str
@@ -269,8 +271,7 @@ class LocalSpec:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProcess:
+class EngineProcess(Struct, frozen=True):
     """A process of this machine, distinct from later ones with its id."""
 
     pid: int
@@ -310,12 +311,11 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-@dataclass(slots=True, kw_only=True)
-class ServerRecord:
+class ServerRecord(Struct, kw_only=True):
     server: EngineProcess | None = None
     url: str = ""
     key: str = ""  # key of requests, for users that can read the file
-    holders: list[EngineProcess] = field(default_factory=list[EngineProcess])
+    holders: list[EngineProcess] = msgspec.field(default_factory=list[EngineProcess])
 
     @property
     def is_serving(self) -> bool:

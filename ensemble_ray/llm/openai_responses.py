@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, cast
+
+from msgspec.structs import replace
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.openai import OpenAIChatModel

@@ -6,10 +6,11 @@ import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
@@ -39,8 +40,7 @@ Execute = Callable[[str, Sequence[Sequence[object]]], int]
 LONG_TERM = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
+class StoredEntry(Struct, frozen=True):
     row: int
     entry: MemoryEntry
 
@@ -207,8 +207,7 @@ _BATCH_ENTRIES = 1000
 _MAX_SCOPES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
+class _Scope(Struct, frozen=True):
     extent: tuple[int, int]  # number of vectors and row of the newest one, which identify the set of vectors
     rows: NDArray[np.int64]
     vectors: NDArray[np.float32]
@@ -315,8 +314,7 @@ class VectorSearch:
         return [(int(row), bytes(vector)) for row, vector in self._tables.rows(query, scope, after)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
+class _Entries(Struct, frozen=True):
     tables: MemoryTables
     search: VectorSearch | None  # None: the newest entries are found
 

@@ -8,11 +8,12 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
+import msgspec
+from msgspec import Struct
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
@@ -29,11 +30,10 @@ _VectorAndTokens = tuple[Sequence[float], int | None]
 _REFUSALS = frozenset({400, 413, 422})  # of a request because of one of its texts: too long, not allowed, empty
 
 
-@dataclass(slots=True)
-class TextBatcher:
+class TextBatcher(Struct):
     send: Callable[[list[str]], Awaitable[Embedded]]
     most: int  # texts in one request
-    _waiting: deque[tuple[str, asyncio.Future[_VectorAndTokens]]] = field(
+    _waiting: deque[tuple[str, asyncio.Future[_VectorAndTokens]]] = msgspec.field(
         default_factory=deque[tuple[str, "asyncio.Future[_VectorAndTokens]"]]
     )
     _sending: asyncio.Task[None] | None = None

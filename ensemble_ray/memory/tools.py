@@ -8,9 +8,10 @@ import pickle
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.memory.embeddings import metered_embeddings

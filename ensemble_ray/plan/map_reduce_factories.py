@@ -10,9 +10,11 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import braced_texts
@@ -34,13 +36,11 @@ _SHOWN = 100
 TaskAndAgent: TypeAlias = tuple[Task, Agent | None]
 
 
-@dataclass(frozen=True, slots=True)
-class FactoryFailure:
+class FactoryFailure(Struct, frozen=True):
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class ItemLoop:
+class ItemLoop(Struct, frozen=True):
     """A loop that a factory made in place of a task (S-MR-190)."""
 
     loop: Loop
@@ -93,14 +93,13 @@ def apply_process_settings(definition: MapDefinition, agent: Agent) -> Agent:
     return agent.rewritten(**chosen) if chosen else agent
 
 
-@dataclass(slots=True)
-class StaticTree:
+class StaticTree(Struct):
     #: in the order of levels, items and groups
-    tasks: list[Task] = field(default_factory=list[Task])
-    node_types: dict[Task, str] = field(default_factory=dict[Task, str])
-    levels: dict[Task, int] = field(default_factory=dict[Task, int])
+    tasks: list[Task] = msgspec.field(default_factory=list[Task])
+    node_types: dict[Task, str] = msgspec.field(default_factory=dict[Task, str])
+    levels: dict[Task, int] = msgspec.field(default_factory=dict[Task, int])
     #: texts with names in braces in the items below a task
-    texts: dict[Task, Sequence[str]] = field(default_factory=dict[Task, Sequence[str]])
+    texts: dict[Task, Sequence[str]] = msgspec.field(default_factory=dict[Task, Sequence[str]])
 
     def add(self, task: Task, node_type: str, level: int, texts: Sequence[str]) -> Task:
         if task in self.levels:

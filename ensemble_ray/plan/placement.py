@@ -20,8 +20,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.plan.plan import EdgeEntry, GraphUnit, LoopUnit, PhaseUnit, Plan
 from ensemble_ray.values.ids import REDISPATCH_STEP
@@ -44,8 +46,7 @@ _SHOWN = 5
 _CHOICE = re.compile(r"(!?)in\((.*)\)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceRequirements:
+class ResourceRequirements(Struct, frozen=True, kw_only=True):
     num_cpus: float = 0
     num_gpus: float = 0
     #: sorted by name
@@ -74,15 +75,14 @@ class ResourceRequirements:
 NOTHING = ResourceRequirements()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
+class ClusterNode(Struct, frozen=True, kw_only=True):
     """Total resources of a node, in use or not."""
 
     #: empty for a node that does not exist yet
     node_id: str = ""
     resources: Mapping[str, float]
     #: None: unknown, for a node that an autoscaler may add
-    labels: Mapping[str, str] | None = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] | None = msgspec.field(default_factory=dict[str, str])
     count: float = 1
 
     def has(self, wanted: ResourceRequirements) -> bool:
@@ -112,8 +112,7 @@ class ClusterNode:
         return f"{shown}; {labels}" if labels else shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessDemand:
+class ProcessDemand(Struct, frozen=True, kw_only=True):
     """Processes that exist at the same time."""
 
     who: str
@@ -177,8 +176,7 @@ def most_replicas(cluster: Mapping[str, float]) -> int:
     return max(1, min(_MOST_REPLICAS, int(cluster.get("CPU", 1))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRequest:
+class PlacementRequest(Struct, frozen=True, kw_only=True):
     key: str
     #: agents of one category may share a process
     category: str
@@ -315,10 +313,9 @@ class Placement:
         return self._shared[kind]
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(Struct):
     requirements: ResourceRequirements
-    members: dict[str, PlacementRequest] = field(default_factory=dict[str, PlacementRequest])
+    members: dict[str, PlacementRequest] = msgspec.field(default_factory=dict[str, PlacementRequest])
 
     @property
     def categories(self) -> set[str]:
@@ -329,16 +326,14 @@ class _Group:
         return max((request.replicas or 1 for request in self.members.values()), default=1)
 
 
-@dataclass(frozen=True, slots=True)
-class RedispatchDecision:
+class RedispatchDecision(Struct, frozen=True):
     #: with their new epoch from the table
     to_retry: Sequence[str]
     #: these fail; `abandon` selects the ones to report
     hopeless: Sequence[str]
 
 
-@dataclass(slots=True)
-class _Dispatch:
+class _Dispatch(Struct):
     process: str
     epoch: int
     deaths: int = 0
@@ -346,13 +341,12 @@ class _Dispatch:
     is_abandoned: bool = False
 
 
-@dataclass(slots=True)
-class DispatchTable:
+class DispatchTable(Struct):
     """Dispatched orders without a report."""
 
     is_recorded: bool
-    _dispatches: dict[str, _Dispatch] = field(default_factory=dict[str, _Dispatch])
-    _busy: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    _dispatches: dict[str, _Dispatch] = msgspec.field(default_factory=dict[str, _Dispatch])
+    _busy: dict[str, set[str]] = msgspec.field(default_factory=dict[str, set[str]])
 
     def __len__(self) -> int:
         return len(self._dispatches)
@@ -454,8 +448,7 @@ def shard_of(run_id: str, shards: int) -> int:
     return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) % shards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedProcess:
+class SharedProcess(Struct, frozen=True, kw_only=True):
     name: str
     runs: frozenset[str]
     tasks: int

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar, cast, overload
 
+import msgspec
+from msgspec import Struct
 from pydantic import BeforeValidator
 
 from ensemble_ray.definition.agent import Agent
@@ -196,8 +198,7 @@ class TaskDependencyGraph:
         return ordered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedTasks:
+class ResolvedTasks(Struct, frozen=True, kw_only=True):
     #: in the order of `all_tasks`; their context contains resolved tasks too
     tasks: tuple[Task, ...]
     keys: tuple[str, ...]
@@ -205,11 +206,10 @@ class ResolvedTasks:
     workflow: Workflow
     models: TeamModels
     #: inputs that are attachments
-    attached: Mapping[str, Sequence[Attachment]] = field(default_factory=dict[str, Sequence[Attachment]])
+    attached: Mapping[str, Sequence[Attachment]] = msgspec.field(default_factory=dict[str, Sequence[Attachment]])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(Struct, frozen=True, kw_only=True):
     """A plan, and its parts that cannot be data."""
 
     plan: Plan
@@ -220,9 +220,9 @@ class Planned:
     #: agents that may receive delegated work, in the order of the ensemble's agents
     peers: tuple[Peer, ...] = ()
     #: as declared, with their predicates and conditions
-    units: Mapping[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
+    units: Mapping[str, Loop | Phase | Graph] = msgspec.field(default_factory=dict[str, Loop | Phase | Graph])
     #: inputs that are attachments, read
-    attached: Mapping[str, Sequence[Attachment]] = field(default_factory=dict[str, Sequence[Attachment]])
+    attached: Mapping[str, Sequence[Attachment]] = msgspec.field(default_factory=dict[str, Sequence[Attachment]])
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:

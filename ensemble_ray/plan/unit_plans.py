@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import Struct
+
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import Workflow
@@ -62,14 +65,13 @@ def tool_names(agent: Agent) -> tuple[str, ...]:
     return tuple(names)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """Tasks and units that the context of a task or loop may name."""
 
     #: by object id
-    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    keys: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     #: keys of body tasks by the object ids of their loop and of the task
-    bodies: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    bodies: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict[tuple[str, str], str])
 
     def keys_of(self, context: Iterable[Task | UnitOutput]) -> tuple[str, ...]:
         return tuple([self.keys[entry.object_id] for entry in context if entry.object_id in self.keys])
@@ -158,11 +160,10 @@ class NodeMaker:
         return key
 
 
-@dataclass(slots=True)
-class PlannedMembers:
-    nodes: list[Node] = field(default_factory=list[Node])
-    units: list[Unit] = field(default_factory=list[Unit])
-    definitions: dict[str, Loop | Phase | Graph] = field(default_factory=dict[str, Loop | Phase | Graph])
+class PlannedMembers(Struct):
+    nodes: list[Node] = msgspec.field(default_factory=list[Node])
+    units: list[Unit] = msgspec.field(default_factory=list[Unit])
+    definitions: dict[str, Loop | Phase | Graph] = msgspec.field(default_factory=dict[str, Loop | Phase | Graph])
 
 
 def plan_members(definition: EnsembleDefinition, tasks: Sequence[KeyedTask], maker: NodeMaker) -> PlannedMembers:

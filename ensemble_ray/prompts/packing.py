@@ -14,7 +14,9 @@ The result never has more characters than the room, and depends only on the sect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.prompts.task import Piece, Section, SectionKind
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN, estimate_tokens
@@ -24,8 +26,7 @@ _NOTE_ROOM = 64  # longest note about left-out pieces, characters
 _LEAST = 100 * CHARACTERS_PER_TOKEN  # shortest form of a text, characters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SectionCut:
+class SectionCut(Struct, frozen=True, kw_only=True):
     """Missing part of a section, or of one of its pieces."""
 
     label: str
@@ -33,8 +34,7 @@ class SectionCut:
     cut_tokens: int  # 0: not cut
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedSection:
+class PackedSection(Struct, frozen=True, kw_only=True):
     """A section in its final form."""
 
     section: Section

@@ -6,9 +6,10 @@ import inspect
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import ManagerPromptContext, ManagerPromptStrategy
@@ -89,8 +90,7 @@ class SectionKind(Enum):
     CONTEXT = "context"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(Struct, frozen=True, kw_only=True):
     """An entry of a section."""
 
     label: str  # source of the text, for reports of cuts
@@ -108,8 +108,7 @@ class Piece:
         return f"{self.before}{self.text}{self.after}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """A part of a request that may be shortened."""
 
     kind: SectionKind

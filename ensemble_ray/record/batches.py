@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.events import BatchProgressEvent
 from ensemble_ray.facts.fact import Fact
@@ -16,8 +18,7 @@ from ensemble_ray.values.ids import instance_of
 _CLOSED = {"collected", "void"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedBatch:
+class RecordedBatch(Struct, frozen=True, kw_only=True):
     batch: str
     planned_at: float  # Unix time, s
     changed_at: float

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ensemble_ray.facts.effects import ModelAnswered, began_at
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text, kinds_of
@@ -66,8 +67,7 @@ class FailedAttempt(NamedTuple):
     waited_s: float = 0.0  # for rate limits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFailure:
+class RunFailure(Struct, frozen=True, kw_only=True):
     """A failed or interrupted run.
 
     Attributes:

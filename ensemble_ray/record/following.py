@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from ensemble_ray.errors import RecordError
 from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent, messages
 from ensemble_ray.events.delivery import EventLog
@@ -146,7 +148,7 @@ class EventProjection:
         tokens = output.metrics.get("total_tokens")
         if self._history.units:
             self._texts[execution.id] = output.raw
-        task = replace(self._task(execution), description=output.task_description, agent_role=output.agent_role)
+        task = structs.replace(self._task(execution), description=output.task_description, agent_role=output.agent_role)
         return messages.task_completed(
             task,
             at=output.completed_at,

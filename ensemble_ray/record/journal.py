@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import cast
 
+from msgspec.structs import replace
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import IllegalStateError, StaleEpochError

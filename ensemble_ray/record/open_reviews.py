@@ -8,9 +8,10 @@ timeout a gate accepts no decision; resuming the run applies the timeout (S-REV-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
+
+from msgspec import Struct
 
 from ensemble_ray.facts.effects import ToolReturned
 from ensemble_ray.facts.fact import Fact, kinds_of
@@ -38,8 +39,7 @@ class Obstacle(StrEnum):
     EXPIRED = "expired"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class Gate(Struct, frozen=True, kw_only=True):
     asked: Fact[ReviewRequested]
     decided: Fact[ReviewDecided] | None = None
     is_closed: bool = False

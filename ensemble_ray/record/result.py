@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import (
     ConstraintViolationError,
@@ -57,18 +59,16 @@ from ensemble_ray.values.trace import (
 from ensemble_ray.values.value import utc_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResultHead:
+class RunResultHead(Struct, frozen=True, kw_only=True):
     run_id: str
     workflow: str
     name: str = ""
-    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    inputs: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     capture_mode: CaptureMode = CaptureMode.OFF
     trace_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResults:
+class RunResults(Struct, frozen=True, kw_only=True):
     outputs: Sequence[TaskOutput] = ()
     raw: str = ""
     traces: Sequence[TaskTrace] = ()  # with and without an output
@@ -77,23 +77,24 @@ class RunResults:
     tool_calls: int = 0
     levels: Sequence[MapReduceLevelSummary] = ()
     #: positions of outputs by the hidden ids of their tasks
-    positions: Mapping[str, int] = field(default_factory=dict[str, int])
-    names: Mapping[str, int] = field(default_factory=dict[str, int])  # positions of outputs by the keys of their tasks
+    positions: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
+    names: Mapping[str, int] = msgspec.field(
+        default_factory=dict[str, int]
+    )  # positions of outputs by the keys of their tasks
     failed_items: Sequence[FailedItem] = ()  # items without an output, if failures are collected (S-MR-150)
-    units: UnitOutputs = field(default_factory=UnitOutputs)
+    units: UnitOutputs = msgspec.field(default_factory=UnitOutputs)
     loop_traces: tuple[LoopTrace, ...] = ()
     phases: tuple[PhaseTrace, ...] = ()
     graph_trace: GraphTrace | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd:
+class RunEnd(Struct, frozen=True, kw_only=True):
     state: RunState
     exit_reason: ExitReason
     started_at: datetime
     completed_at: datetime
     errors: Sequence[ErrorTrace] = ()
-    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    metadata: Mapping[str, object] = msgspec.field(default_factory=dict[str, object])
     open_reviews: Sequence[OpenReview] = ()
 
 
@@ -263,8 +264,7 @@ def task_label(node: Node) -> str:
 # The first failure of a run.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSeen:
+class FailureSeen(Struct, frozen=True, kw_only=True):
     at: float
     error: BaseException
     completed_before: int

@@ -19,6 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import FailureRecorded, OutputRecorded, ReviewDecided
@@ -33,8 +35,7 @@ PAGE = 500
 _OWNER = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
+class RecordedRun(Struct, frozen=True, kw_only=True):
     run_id: str
     created_at: datetime
     origin: str  # source of its definition: a YAML path, `module:attribute`, or empty

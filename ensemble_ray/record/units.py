@@ -6,11 +6,14 @@ A live run has the results from its machines, a record from the stimuli of its s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit, Node, PhaseUnit, Plan, Unit, in_waiting_order
 from ensemble_ray.record.source import RecordedStimuli, ReplayedSource, path_of_question
@@ -111,8 +114,7 @@ def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary,
 # Totals.
 
 
-@dataclass(slots=True, kw_only=True)
-class LevelTally:
+class LevelTally(Struct, kw_only=True):
     level: int
     node_type: str  # `map`, `reduce`, `final-reduce` or `direct`
     total: int = 0
@@ -321,8 +323,7 @@ class EndedUnits:
 # From a record.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredicateAnswer:
+class PredicateAnswer(Struct, frozen=True, kw_only=True):
     path: str  # `loop:refine#1`, `graph:triage#4`
     edge: int | None  # position in its graph; None for the predicate of a loop
     answer: bool | None  # None if it raised

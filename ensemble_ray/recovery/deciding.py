@@ -6,8 +6,9 @@ import getpass
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
 from ensemble_ray.execute.review.gates import TIMEOUT
@@ -91,8 +92,7 @@ async def adecide(
     return await bridge(_decide(run_id, gate_id, decision, by=by, comment=comment, runtime=runtime))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingReview:
+class PendingReview(Struct, frozen=True, kw_only=True):
     review: OpenReview
     run: RecordedRun
     obstacle: Obstacle | None  # why the gate cannot be decided although it is open

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.definition.fields import Durability
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
@@ -126,8 +128,7 @@ async def afork(
     return await join_run(await bridge(begun))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkOffer:
+class ForkOffer(Struct, frozen=True, kw_only=True):
     """Preview of a fork before any fact is written: the work to reuse and to repeat."""
 
     run_id: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.fields import Durability, OnUnknown, Origin
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.fields import Workflow
 from ensemble_ray.definition.task import Task

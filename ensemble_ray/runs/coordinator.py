@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
+
+from msgspec import Struct
 
 from ensemble_ray.errors import ConstraintViolationError, RecordError, StaleEpochError
 from ensemble_ray.execute.effects import recorded_output
@@ -98,8 +99,7 @@ class TaskReporter(Protocol):
         """End the run with an infrastructure error; it can be resumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialStep:
+class InitialStep(Struct, frozen=True, kw_only=True):
     stimuli: Sequence[Stimulus] = ()
     instructions: Sequence[Instruction] = ()  # of a source after it replayed its recorded stimuli
 
@@ -434,8 +434,7 @@ def as_error(raised: BaseException) -> BaseException:
     return error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunJournal:
+class RunJournal(Struct, frozen=True, kw_only=True):
     run_id: str
     epoch: int
     journal: Journal

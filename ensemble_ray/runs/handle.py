@@ -6,8 +6,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.fields import Durability, Origin
 from ensemble_ray.definition.run_options import RunOptions

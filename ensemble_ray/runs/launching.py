@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import OnUnknown, Origin
@@ -49,8 +50,7 @@ from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.trace import CaptureMode, RunTracing, parse_traceparent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeState:
+class ResumeState(Struct, frozen=True, kw_only=True):
     header: PlanRecorded
     recorded_tasks: int = 0  # tasks with recorded outputs
     recorded_items: int = 0  # items of a map-reduce among them
@@ -62,8 +62,7 @@ class ResumeState:
     reported_until: float = 0.0  # Unix time, s, until which earlier beginnings have reported all events
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunScope:
+class RunScope(Struct, frozen=True, kw_only=True):
     run_id: str
     runtime: Runtime
     store_address: StoreAddress | None  # None: the run is not recorded
@@ -87,8 +86,7 @@ class RunScope:
         return SubmissionReason.FIRST if self.resumption is None else self.resumption.submission
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkSummary:
+class WorkSummary(Struct, frozen=True, kw_only=True):
     """The prepared work, for users and traces."""
 
     workflow: str
@@ -97,8 +95,7 @@ class WorkSummary:
     size: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConclusion:
+class RunConclusion(Struct, frozen=True, kw_only=True):
     end: RunEnd
     results: RunResults
     failure: BaseException | None = None  # the run raises this error

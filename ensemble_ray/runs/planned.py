@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -367,8 +369,7 @@ class PlannedLauncher:
             raise failure from error
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedRun:
+class ClaimedRun(Struct, frozen=True):
     context: RunContext  # its budget includes recorded spending
     owned: OwnedRun | None = None  # None: not recorded
     recovery: PlannedResumeReader | None = None  # None: the run is new

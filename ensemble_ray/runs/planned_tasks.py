@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
+
+from msgspec.structs import replace
 
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError
 from ensemble_ray.execute.orders import FailedTask, ResumePoint, Revision, RunOutcome, TaskBody, TaskOrder

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.definition.fields import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, message_of
@@ -68,8 +70,7 @@ class SubmissionReason(Enum):
 Deliver: TypeAlias = Callable[[Sequence[TaskResult]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True, kw_only=True):
     run_id: str
     origin: str = ""  # "": a program began the run
     context: RunContext
@@ -78,13 +79,12 @@ class RunRequest:
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL  # (S-DUR-24)
     reviewer: Reviewer | None = None  # None: no reviewer
     store: StoreAddress | None = None  # None: not recorded
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # set before a runtime starts, too
+    cancelled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # set before a runtime starts, too
     memory: LocalRunMemory | None = None  # in this process; None: it has none
     reflections: LocalRunReflections | None = None  # in this process; None: no store, or not needed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedWork:
+class PlannedWork(Struct, frozen=True, kw_only=True):
     """A run that is planned as a whole."""
 
     planned: Planned

@@ -7,10 +7,12 @@ A process that they share with a task evaluates them with it (S-LOOP-189).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, overload
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.definition.graph import Graph, GraphEdge
 from ensemble_ray.definition.loop import Loop
@@ -81,8 +83,7 @@ def build_announcement(
 _log = bounded_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitPorts:
+class UnitPorts(Struct, frozen=True, kw_only=True):
     predicates: Predicates
     lives_with: Callable[[str | None], bool] = lambda _: False  # with tasks of an agent; None: with handlers
     announce: Callable[[IterationEnded | StepEnded, Sequence[Any]], None]  # to listeners; never waits

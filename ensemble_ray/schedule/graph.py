@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphEntry, GraphUnit, JoinEntry
 from ensemble_ray.schedule.instructions import (
@@ -124,8 +128,7 @@ class Rank(NamedTuple):
     first: Rank | None = None
 
 
-@dataclass(slots=True, eq=False)
-class CompletedStep:
+class CompletedStep(Struct, eq=False):
     state: str
     instance: str
     next_state: str | None = None
@@ -159,14 +162,13 @@ class GraphBranch:
         return step.instance
 
 
-@dataclass(slots=True, eq=False)
-class Fork:
+class Fork(Struct, eq=False):
     """Parallel branches. The outermost fork contains the graph's first branch."""
 
     divided: GraphBranch | None
     #: number of forks around it
     depth: int = 0
-    branches: list[GraphBranch] = field(default_factory=list[GraphBranch])
+    branches: list[GraphBranch] = msgspec.field(default_factory=list[GraphBranch])
 
 
 class _Arrivals(NamedTuple):

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Union
 
+from msgspec import Struct
+
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 CAPS = frozenset({"max_iterations", "budget_exhausted", "max_steps"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitFailure:
+class UnitFailure(Struct, frozen=True, kw_only=True):
     """A failure of a unit that no task's failure caused."""
 
     #: path without an occurrence: `loop:refine`, `graph:triage#3/loop:refine`
@@ -28,16 +29,14 @@ class UnitFailure:
     error_type: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopResult:
+class LoopResult(Struct, frozen=True, kw_only=True):
     unit: str
     #: completed instances in body order; the last iteration may be unfinished (S-LOOP-112)
     iterations: tuple[tuple[str, ...], ...]
     termination_reason: Literal["predicate", "max_iterations", "exit_early", "budget_exhausted"] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseResult:
+class PhaseResult(Struct, frozen=True, kw_only=True):
     unit: str
     status: Literal["running", "completed", "failed", "skipped"]
     #: instances of the accepted attempt, else of the last one (S-PHASE-41); for a loop, its path
@@ -48,8 +47,7 @@ class PhaseResult:
     completed_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(Struct, frozen=True, kw_only=True):
     state: str
     #: of the state's task; for a loop, its path without an occurrence
     instance: str
@@ -62,8 +60,7 @@ class StepResult:
         return int(self.instance.rpartition("/")[0].rpartition("#")[2]) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphResult:
+class GraphResult(Struct, frozen=True, kw_only=True):
     unit: str
     steps: tuple[StepResult, ...]
     termination_reason: Literal["terminal", "max_steps"] | None
@@ -86,8 +83,7 @@ Position = tuple[int, int]
 FailureReason = Literal["", "first", "all_maps", "level", "source", "empty"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskChanges:
+class TaskChanges(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     feedback: str = ""
     #: instance whose output is added to the prompt; "": none
@@ -100,13 +96,11 @@ class ContextPart(NamedTuple):
     is_joined: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapItem:
+class MapItem(Struct, frozen=True, kw_only=True):
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceGroup:
+class ReduceGroup(Struct, frozen=True, kw_only=True):
     level: int
     number: int
     inputs: tuple[Position, ...]
@@ -116,45 +110,39 @@ class ReduceGroup:
 Changes = Union[TaskChanges, MapItem, ReduceGroup]  # noqa: UP007  a name for the union, also at run time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullItems:
+class PullItems(Struct, frozen=True, kw_only=True):
     """Answered by `ItemsPulled`. At most one such question is open."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountTokens:
+class CountTokens(Struct, frozen=True, kw_only=True):
     """Count the tokens of an output with the user's estimator."""
 
     instance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UntilHolds:
+class UntilHolds(Struct, frozen=True, kw_only=True):
     unit: str
     #: 1-based
     iteration: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeMatches:
+class EdgeMatches(Struct, frozen=True, kw_only=True):
     unit: str
     #: 1-based
     step: int
     edge: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResetMemory:
+class ResetMemory(Struct, frozen=True, kw_only=True):
     """Reset the memory scopes of a loop's body before an iteration (S-LOOP-91, S-LOOP-93)."""
 
     unit: str
     iteration: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReflectOn:
+class ReflectOn(Struct, frozen=True, kw_only=True):
     """Reflect on the outputs of an accepted attempt of a phase (S-REFL-19); answered by True, also after a failure."""
 
     unit: str
@@ -166,8 +154,7 @@ UnitQuestion = Union[UntilHolds, EdgeMatches]  # noqa: UP007  as below
 Question = Union[PullItems, CountTokens, UntilHolds, EdgeMatches, ResetMemory, ReflectOn]  # noqa: UP007  a name for the union, also at run time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUpQuestions:
+class FollowUpQuestions(Struct, frozen=True, kw_only=True):
     """Questions that follow when a task completes. The process of the task can answer them in advance."""
 
     questions: tuple[UnitQuestion, ...]
@@ -190,30 +177,26 @@ class Start:
     asks_after: FollowUpQuestions | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skip:
+class Skip(Struct, frozen=True, kw_only=True):
     """Log that a task will not run; no event (S-PAR-28)."""
 
     instance: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class Cancel(Struct, frozen=True, kw_only=True):
     """Stop a running task. A stimulus still reports its end."""
 
     instance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluate:
+class Evaluate(Struct, frozen=True, kw_only=True):
     """Call user code in its own process; one `Evaluated` answers it."""
 
     question: Question
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterationEnded:
+class IterationEnded(Struct, frozen=True, kw_only=True):
     unit: str
     #: 1-based
     iteration: int
@@ -221,8 +204,7 @@ class IterationEnded:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnded:
+class StepEnded(Struct, frozen=True, kw_only=True):
     unit: str
     #: 1-based
     step: int
@@ -234,36 +216,31 @@ class StepEnded:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Announce:
+class Announce(Struct, frozen=True, kw_only=True):
     """Notify listeners before the instructions that follow."""
 
     what: IterationEnded | StepEnded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inform:
+class Inform(Struct, frozen=True, kw_only=True):
     """Log at INFO."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warn:
+class Warn(Struct, frozen=True, kw_only=True):
     """Log at WARN."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarnLeftOut:
+class WarnLeftOut(Struct, frozen=True, kw_only=True):
     """Log at WARN that a task failed and the run continues without it (S-MR-101, S-MR-104)."""
 
     instance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarnOversized:
+class WarnOversized(Struct, frozen=True, kw_only=True):
     """Log at WARN that an output alone exceeds the budget of a group (S-MR-71)."""
 
     output: Position
@@ -271,8 +248,7 @@ class WarnOversized:
     budget_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(Struct, frozen=True, kw_only=True):
     """The last instruction; the machine ignores later stimuli. After `waiting`, `Continued` starts suspended tasks (S-REV-116)."""
 
     state: RunState

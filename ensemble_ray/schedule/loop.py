@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
 from typing import Literal, assert_never
+
+from msgspec.structs import replace
 
 from ensemble_ray.plan.plan import LoopUnit
 from ensemble_ray.schedule.instructions import (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from itertools import islice
 from typing import Protocol, assert_never
+
+from msgspec.structs import replace
 
 from ensemble_ray.plan.plan import HierarchyRules, Plan
 from ensemble_ray.schedule.hierarchy import violations_of

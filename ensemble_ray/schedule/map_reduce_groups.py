@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.schedule.instructions import Position, ReduceGroup
 
@@ -26,8 +28,7 @@ class Grouping(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapReduceRules:
+class MapReduceRules(Struct, frozen=True, kw_only=True):
     grouping: Grouping
     #: in tokens (BUDGET) or outputs (CHUNK)
     capacity: int = 0
@@ -60,8 +61,7 @@ def position_of(code: int) -> Position:
     return code >> _NUMBER_BITS, code & _NUMBER_MASK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     level: int
     number: int
     inputs: tuple[Position, ...]
@@ -530,11 +530,10 @@ class OrderedGrouper(Grouper):
         return below and self._sequence(level).cursor >= self._groups.group_count(level)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sequence:
-    sizes: array[int] = field(default_factory=lambda: array("q"))
+class _Sequence(Struct, kw_only=True):
+    sizes: array[int] = msgspec.field(default_factory=lambda: array("q"))
     cursor: int = 0
-    open: array[int] = field(default_factory=lambda: array("q"))
+    open: array[int] = msgspec.field(default_factory=lambda: array("q"))
     open_size: int = 0
     is_split: bool
 
@@ -543,11 +542,10 @@ class _Sequence:
         self.open_size = 0
 
 
-@dataclass(slots=True)
-class _Arrivals:
-    codes: array[int] = field(default_factory=lambda: array("q"))
-    order: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
+class _Arrivals(Struct):
+    codes: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    order: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    sizes: array[int] = msgspec.field(default_factory=lambda: array("q"))
     size: int = 0
 
     def add(self, code: int, size: int, order: int) -> None:

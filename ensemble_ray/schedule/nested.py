@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
+
+import msgspec
+from msgspec import Struct, structs
 
 from ensemble_ray.plan.plan import GraphUnit, LoopUnit, PhaseUnit, Plan, in_waiting_order, members_of
 from ensemble_ray.schedule.graph import GraphMachine
@@ -63,11 +66,10 @@ from ensemble_ray.values.outputs import ExitReason, RunState
 _ROOT = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Nested:
+class _Nested(Struct, frozen=True):
     machine: UnitMachine
     parent: str
-    questions: set[Question] = field(default_factory=set[Question])
+    questions: set[Question] = msgspec.field(default_factory=set[Question])
 
 
 class NestedSource:
@@ -248,7 +250,7 @@ class NestedSource:
         instance, changes = start.instance, start.changes
         if node_key(instance) in self._run.units:
             changes = changes if isinstance(changes, TaskChanges) else None
-            execution = replace(self._run, instance=instance, changes=changes)
+            execution = structs.replace(self._run, instance=instance, changes=changes)
             self._machines[instance] = _Nested(self._make_machine(execution), unit)
             self._inbox.append((instance, Begun(at=at)))
             return
@@ -281,7 +283,7 @@ class NestedSource:
 
     def _end(self, unit: str, end: End, at: float, done: list[Instruction]) -> None:
         self._results += end.units
-        self._failures += [replace(each, completed_before=self._completed) for each in end.unit_failures]
+        self._failures += [structs.replace(each, completed_before=self._completed) for each in end.unit_failures]
         nested = self._machines.pop(unit)
         for question in nested.questions:  # it was cancelled, and ignores the answers
             del self._questions[question]
@@ -294,7 +296,7 @@ class NestedSource:
         self._inbox.append((nested.parent, _end_of_member(unit, end, at)))
 
     def _with_units(self, end: End) -> End:
-        return replace(end, units=self.results(), unit_failures=self.failures())
+        return structs.replace(end, units=self.results(), unit_failures=self.failures())
 
 
 def make_machine(execution: Execution) -> UnitMachine:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.plan.plan import PhaseUnit
 from ensemble_ray.schedule.instructions import (
@@ -109,8 +112,7 @@ _STATUS: dict[PhaseState, Literal["running", "completed", "failed", "skipped"]] 
 }
 
 
-@dataclass(slots=True)
-class ScheduledPhase:
+class ScheduledPhase(Struct):
     unit: PhaseUnit
     state: PhaseState = PhaseState.WAITING
     executions: int = 0
@@ -123,13 +125,13 @@ class ScheduledPhase:
     seen: tuple[str, ...] = ()
     #: successors see it also while the phase runs again (S-PHASE-102)
     accepted: str = ""
-    reviews: list[str] = field(default_factory=list[str])
+    reviews: list[str] = msgspec.field(default_factory=list[str])
     reruns: int = 0
     #: of successors that sent it back; served one after the other (S-PHASE-101)
-    requests: deque[str] = field(default_factory=deque[str])
+    requests: deque[str] = msgspec.field(default_factory=deque[str])
     #: they wait for the last rerun
-    requesters: list[ScheduledPhase] = field(default_factory=list["ScheduledPhase"])
-    sent_back: Counter[str] = field(default_factory=Counter[str])
+    requesters: list[ScheduledPhase] = msgspec.field(default_factory=list["ScheduledPhase"])
+    sent_back: Counter[str] = msgspec.field(default_factory=Counter[str])
     started_at: float = 0.0
     settled_at: float = 0.0
 

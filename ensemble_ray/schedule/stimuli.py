@@ -6,8 +6,9 @@ Records use older names for them; `encode_stimulus` and `decode_stimulus` transl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Union
+
+from msgspec import Struct
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import StimulusRecorded
@@ -16,13 +17,11 @@ from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Begun(Struct, frozen=True, kw_only=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class Completed(Struct, frozen=True, kw_only=True):
     at: float
     instance: str
     duration_s: float = 0.0
@@ -35,8 +34,7 @@ class Completed:
     text: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Struct, frozen=True, kw_only=True):
     at: float
     instance: str
     error_type: str = ""
@@ -45,8 +43,7 @@ class Failed:
     ends_run: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class Exited(Struct, frozen=True, kw_only=True):
     """A task or its gate ended the run early (S-ENG-59), or the budget was too small (S-BUD-4)."""
 
     at: float
@@ -56,22 +53,19 @@ class Exited:
     has_output: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True, kw_only=True):
     at: float
     instance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """A task was suspended at an open review gate (S-REV-115)."""
 
     at: float
     instance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continued:
+class Continued(Struct, frozen=True, kw_only=True):
     """Suspended tasks start again, since their gates may have decisions now."""
 
     at: float
@@ -79,16 +73,14 @@ class Continued:
     instances: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemsPulled:
+class ItemsPulled(Struct, frozen=True, kw_only=True):
     count: int
     is_exhausted: bool
     #: items without a task (S-MR-125); each counts as failed
     refused: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class Evaluated(Struct, frozen=True, kw_only=True):
     """The answer to an `Evaluate`. None: user code raised an error."""
 
     at: float
@@ -98,8 +90,7 @@ class Evaluated:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequested:
+class CancelRequested(Struct, frozen=True, kw_only=True):
     at: float
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, Union, assert_never
+
+from msgspec import Struct
 
 from ensemble_ray.plan.plan import LoopUnit, Plan, Unit
 from ensemble_ray.schedule.instructions import ContextPart, Instruction, TaskChanges, UnitResult
@@ -19,8 +20,7 @@ Parts = tuple[ContextPart, ...]
 _NO_OUTPUTS: Mapping[str, Parts] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(Struct, frozen=True, kw_only=True):
     """The run around a unit is ending. Machines send it to each other; it is not recorded."""
 
     at: float
@@ -84,8 +84,7 @@ class UnitMember(NamedTuple):
     context: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class Execution(Struct, frozen=True, kw_only=True):
     """The arguments of a unit's machine."""
 
     #: such as `graph:triage#3/loop:refine#0`; "": the run itself

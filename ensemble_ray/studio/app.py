@@ -9,7 +9,6 @@ import re
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from http import HTTPStatus
@@ -17,10 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Annotated, Literal, cast, get_args
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from msgspec import Struct
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 from sse_starlette import ServerSentEvent
@@ -45,11 +46,10 @@ from ensemble_ray.values.attachments import shown_type
 _MOST_DOCUMENTS = 4  # exports and files that are sent at the same time (S-STU-175)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Studio:
+class Studio(Struct, frozen=True, kw_only=True):
     reader: StudioReader
     title: str
-    guard: http_server.Guard = field(default_factory=http_server.LocalGuard)
+    guard: http_server.Guard = msgspec.field(default_factory=http_server.LocalGuard)
     actions: StudioActions | None = None  # None: read only
     offers: tuple[schemas.Action, ...] = ("cancel", "resume", "fork", "decide", "delete")
     read_only_reason: str | None = None
@@ -57,7 +57,7 @@ class Studio:
     live: Callable[[str], LiveEvents | None] | None = None  # live events of a run of this process
     files: FilesFolder | None = None
     #: held by an export or a file
-    documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
+    documents: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
     def info(self, visitor: http_server.Visitor) -> schemas.StudioInfo:
         return schemas.StudioInfo(

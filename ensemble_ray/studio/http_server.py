@@ -10,13 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path, PurePath
 from typing import Protocol, cast
 
 import uvicorn
 from fastapi import Request
+from msgspec import Struct
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import MutableHeaders
@@ -344,8 +344,7 @@ def not_found(what: str, name: str) -> StudioRefusal:
     return StudioRefusal(HTTPStatus.NOT_FOUND, f"{what.upper()}_NOT_FOUND", f"There is no {what} '{name[:200]}' here")
 
 
-@dataclass(frozen=True, slots=True)
-class _KeyHolder:
+class _KeyHolder(Struct, frozen=True):
     key: ApiKey
 
     @property

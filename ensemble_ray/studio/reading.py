@@ -10,11 +10,13 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Literal, NamedTuple, get_args
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.definition.run_options import has_tag
 from ensemble_ray.errors import RecordError, ValidationError, message_of
@@ -54,8 +56,7 @@ _PARTICULARS = re.compile(r"\b(?=\w*\d)[0-9a-f]{6,}\b|\d{4,}|\d+\.\d+")
 _COUNTED = 10_000  # newest runs in trends
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSearch:
+class RunSearch(Struct, frozen=True, kw_only=True):
     """A filter of runs, and their order. An empty field matches every run."""
 
     text: str = ""  # words in the id and the origin, else in the contents of the row
@@ -84,14 +85,13 @@ class _Place(NamedTuple):
     run: RecordedRun | None = None
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(Struct):
     created_at: float
     summary: RecordedRun
     totals: RunTotals | None = None  # None: nothing is read, or the row is final
     row: RunRow | None = None
     is_damaged: bool = False
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)  # concurrent requests fold a long record once
+    reading: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # concurrent requests fold a long record once
 
 
 class RunListing:
@@ -373,20 +373,18 @@ _KEPT_RUNS = 16  # views in the cache. Followed views stay: a new view folds the
 _FOLLOWED_S = 10.0  # a view without requests for so long is not followed
 
 
-@dataclass(slots=True, kw_only=True)
-class CachedRun:
+class CachedRun(Struct, kw_only=True):
     view: RunView
     summary: RecordedRun
     problem: str | None = None  # why its record cannot be read to the end
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(Struct):
     created_at: datetime
     view: RunView
     asked_at: float
     problem: str | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
 
 class RunViews:
@@ -468,8 +466,7 @@ def offers_of(seen: CachedRun) -> list[schemas.Action]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDelta:
+class RunDelta(Struct, frozen=True, kw_only=True):
     changes: schemas.LiveSteps | None
     is_over: bool  # no more changes follow by themselves
     stamp: tuple[int, str]  # changes with the run

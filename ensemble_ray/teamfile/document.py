@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TypeAlias, cast
 
 import yaml
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 
@@ -129,8 +130,7 @@ _MAX_ALIASED = 10_000  # values that aliases and merge keys add
 _MAX_NUMBER = 400  # Python refuses longer integers; PyYAML reads base-60 numbers in quadratic time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scalar:
+class Scalar(Struct, frozen=True, kw_only=True):
     spot: Position
     value: str | int | float | bool | None
     written: str
@@ -156,8 +156,7 @@ Loc: TypeAlias = tuple[int | str, ...]  # path of keys and list positions
 NOWHERE = Position(1, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePosition:
+class SourcePosition(Struct, frozen=True, kw_only=True):
     path: str
     value: Located
     key_spot: Position

@@ -13,12 +13,12 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Annotated, Literal, NewType, Union, get_args, get_origin
 
+from msgspec import Struct
 from typing_extensions import TypeAliasType
 
 from ensemble_ray.errors import ValidationError, message_of
@@ -109,8 +109,7 @@ class Provenance(Enum):
     STANDARD = "the standard library"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Struct, frozen=True, kw_only=True):
     what: str  # in messages, such as `a listener`
     accepts: Callable[[object], bool] = callable  # checks an object that is not a class
     #: whether it is made for this place; installed packages may provide only that

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+import msgspec
 import pydantic
+from msgspec import Struct
 
 from ensemble_ray.definition.agent import Agent, RemoteAgent
 from ensemble_ray.definition.fields import Identified
@@ -274,20 +275,19 @@ def _has_value(node: Entries, name: str) -> bool:
     return name in node and not is_null(node[name])
 
 
-@dataclass(slots=True, kw_only=True)
-class TeamEntry:
+class TeamEntry(Struct, kw_only=True):
     kind: Literal["agent", "task", "loop", "phase", "graph"]
     name: str | None
     node: Entries
     path: Loc
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
-    context: list[tuple[int, bool]] = field(
+    values: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    context: list[tuple[int, bool]] = msgspec.field(
         default_factory=list[tuple[int, bool]]
     )  # `Members.work`; is an output meant?
-    parts: dict[str, list[int]] = field(
+    parts: dict[str, list[int]] = msgspec.field(
         default_factory=dict[str, list[int]]
     )  # positions by key, such as body or states
-    after: list[int] = field(default_factory=list[int])  # positions of phases
+    after: list[int] = msgspec.field(default_factory=list[int])  # positions of phases
 
     def is_refused(self, refused: set[Loc]) -> bool:
         return any(path[: len(self.path)] == self.path for path in refused)

@@ -9,9 +9,11 @@ from collections import UserDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar, Union
+
+from msgspec import Struct, structs
 
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
@@ -77,8 +79,7 @@ _AT_WORK: ContextVar[str] = ContextVar("ensemble_ray_replayed", default="")
 _SHOWN, _BEFORE = 80, 20  # characters shown of a text, and before its first difference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     """A place where today's code differs from the record."""
 
     where: str  # `the plan`, or the task with turn and call
@@ -334,8 +335,7 @@ def _recorded_messages(journal: _ReplayJournal, name: str, trace: TaskTrace) -> 
     return conversation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AskedQuestion:
+class _AskedQuestion(Struct, frozen=True, kw_only=True):
     """A recorded evaluation of a user's predicate or condition."""
 
     question: UntilHolds | EdgeMatches
@@ -451,19 +451,20 @@ class _ReplayedWorkers:
     def _report(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
         where = f"{_place_of(call)} ({order.agent_role}), {found.where}"
         asking = call.rsplit("/", 2)[0]
-        self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)
+        self._journal.report(structs.replace(found, where=where), instance=asking, is_at_end=is_at_end)
 
 
 def _make_stopped(result: TaskResult, told: ToolReturned) -> TaskResult:
-    return replace(_make_end(result, "failed", AgentExecutionError(told.text.removeprefix("Error: "))), output=None)
+    return structs.replace(
+        _make_end(result, "failed", AgentExecutionError(told.text.removeprefix("Error: "))), output=None
+    )
 
 
 def _make_end(result: TaskResult, status: TaskStatus, error: BaseException) -> TaskResult:
-    return replace(result, status=status, failure=TaskFailure(error=error, trace=result.trace))
+    return structs.replace(result, status=status, failure=TaskFailure(error=error, trace=result.trace))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Struct, frozen=True, kw_only=True):
     """The result of a replay; `str()` returns a readable report."""
 
     run_id: str
@@ -567,7 +568,7 @@ class _Repetition:
             definition, planned, run_id=facts[0].run, interest=frozenset(), capture_mode=CaptureMode.OFF, log_fields={}
         )
         unlimited = replace(context.delegation, timeout_s=None)
-        self._context = replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
+        self._context = structs.replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
 
     async def difference(self) -> Difference | None:
         """Return the first difference in the order of the plan; with units, in the order of the run."""
@@ -611,7 +612,7 @@ class _Repetition:
         if has_stopped and not self.journal.has_output(order.instance):
             return None
         found = self.journal.find_difference(order.instance)
-        return self._ending(where, result) if found is None else replace(found, where=f"{where}, {found.where}")
+        return self._ending(where, result) if found is None else structs.replace(found, where=f"{where}, {found.where}")
 
     def _ending(self, where: str, result: TaskResult) -> Difference | None:
         instance = result.instance
@@ -644,7 +645,7 @@ class _Repetition:
             epoch=1,  # so that the runner reads the record
             is_sequential=self._planned.plan.workflow == "sequential",
         )
-        return replace(order, is_streaming=False)
+        return structs.replace(order, is_streaming=False)
 
     def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
         if fact.data.request_digest != digest:

@@ -16,8 +16,10 @@ import re
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar, cast
+
+from msgspec import Struct
 
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import ErrorChain
@@ -44,8 +46,7 @@ _Scripted = tuple[ChatResponse, Sequence[str] | None]  # a response, and the fra
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedCall:
+class ScriptedCall(Struct, frozen=True, kw_only=True):
     """One call that a scripted model received."""
 
     number: int  # in order of arrival, from 0
@@ -154,8 +155,7 @@ class ScriptedModel:
         return f"ScriptedModel({len(self._entries)} entries, {len(self._calls)} calls)"
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedModelHandle:
+class ScriptedModelHandle(Struct, frozen=True):
     """A scripted model of another process."""
 
     double_id: str

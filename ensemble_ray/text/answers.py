@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _NAMES = ("think", "thinking", "reasoning", "thought")
 _TAG = re.compile(rf"<(/?)({'|'.join(_NAMES)})>", re.IGNORECASE | re.ASCII)
@@ -126,8 +127,7 @@ _MOST_PASSES = 8  # limit of the characters read in failed attempts, in lengths 
 _decoder = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
-class FoundJson:
+class FoundJson(Struct, frozen=True):
     value: object
     start: int
     end: int

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
@@ -296,6 +297,5 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
     _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stopped:
+class _Stopped(Struct, frozen=True):
     stop: BaseException

@@ -10,12 +10,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import cast
 from urllib.parse import unquote
 
 import pydantic
+from msgspec import Struct
 from pydantic import TypeAdapter
 
 LONGEST_NAME = 64
@@ -61,8 +61,7 @@ _Schema = dict[str, object]
 class SchemaError(ValueError): ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSchema:
+class ForeignSchema(Struct, frozen=True, kw_only=True):
     parameters: Mapping[str, object]
     dropped: tuple[str, ...] = ()  # keywords
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import cast
 
+from msgspec import Struct, structs
 from pydantic import BaseModel
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
@@ -48,8 +49,7 @@ _log = bounded_logger(__name__)
 TRACE = 5  # below DEBUG, for the schemas of tools (S-TOOL-90)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bound:
+class _Bound(Struct, frozen=True, kw_only=True):
     spec: ToolSpec
     timeout_s: float | None
     effect: Effect
@@ -59,8 +59,7 @@ class _Bound:
         return self.spec.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundAgentTool(_Bound):
+class BoundAgentTool(_Bound, frozen=True, kw_only=True):
     tool: AgentTool
     takes_arguments: bool  # the input is the model's complete argument text (S-TOOL-24)
 
@@ -69,8 +68,7 @@ class BoundAgentTool(_Bound):
         return isinstance(self.tool, AbstractAgentTool) and self.tool.require_approval
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundFunction(_Bound):
+class BoundFunction(_Bound, frozen=True, kw_only=True):
     function: Callable[..., object]
     signature: Signature
     is_async: bool
@@ -187,7 +185,7 @@ def _make_unique(tools: Sequence[BoundTool], reserved: Sequence[str]) -> Iterato
             origin = f"{origin}/{tool.name}"
             name = hash_name(tool.name, origin)
         taken.add(name)
-        yield tool if name == tool.name else replace(tool, spec=replace(tool.spec, name=name))
+        yield tool if name == tool.name else structs.replace(tool, spec=replace(tool.spec, name=name))
 
 
 def _origin_of(tool: BoundTool) -> str:

@@ -7,11 +7,11 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 from weakref import WeakKeyDictionary
 
 import pydantic
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -33,8 +33,7 @@ class ArgumentError(ValueError):
     """The message explains to the model how to correct its arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     parameters: Mapping[str, object]
     model: type[BaseModel]  # the aliases of its fields are the parameter names
     names: Mapping[str, str]  # field of the model -> parameter name

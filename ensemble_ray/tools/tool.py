@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast, final, get_ar
 from weakref import WeakKeyDictionary
 
 import pydantic
+from msgspec import Struct
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
@@ -499,8 +500,7 @@ _DOC_SECTIONS = {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
 F = TypeVar("F", bound=Callable[..., object])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionTool:
+class FunctionTool(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     timeout_s: float | None = DEFAULT_TIMEOUT_S  # None: no limit (S-SET-34)

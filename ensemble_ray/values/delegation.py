@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
+from msgspec import Struct
 from pydantic import BeforeValidator, Field, field_serializer, model_validator
 
 from ensemble_ray.errors import ValidationError
@@ -193,8 +194,7 @@ def spoken_role(role: str) -> str:
     return role.strip().casefold()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(Struct, frozen=True, kw_only=True):
     """An agent that can receive delegated work."""
 
     key: str

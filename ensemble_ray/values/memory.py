@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
+from msgspec import Struct
 from pydantic import AfterValidator, Field, Strict, model_validator
 
 from ensemble_ray.errors import ValidationError
@@ -190,8 +191,7 @@ class EmbeddingMatch(Value):
     score: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRules:
+class MemoryRules(Struct, frozen=True, kw_only=True):
     """The kinds of memory of a run."""
 
     has_short_term: bool = False
@@ -205,15 +205,13 @@ class MemoryRules:
         return self.has_short_term or self.has_long_term or self.has_entities
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryQuery:
+class MemoryQuery(Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()  # names
     text: str
     uses_ensemble: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecalledMemory:
+class RecalledMemory(Struct, frozen=True, kw_only=True):
     scopes: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (scope, contents)
     #: (agent's role, description, content); None: no such memory
     short_term: tuple[tuple[str, str, str], ...] | None = None
@@ -224,8 +222,7 @@ class RecalledMemory:
     embedding_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNote:
+class MemoryNote(Struct, frozen=True, kw_only=True):
     """The entry that a completed task adds to memory."""
 
     instance: str
@@ -236,14 +233,12 @@ class MemoryNote:
     is_stored: bool = False  # in the stores; then only the memory of this run adds it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RememberedNote:
+class RememberedNote(Struct, frozen=True, kw_only=True):
     taken_by: tuple[str, ...] = ()  # `short_term`, `long_term`
     embedding_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeReset:
+class ScopeReset(Struct, frozen=True, kw_only=True):
     """The reset of a loop's scopes before an iteration (S-LOOP-91, S-LOOP-93)."""
 
     loop: str

@@ -11,6 +11,7 @@ from functools import cache
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
+from msgspec import Struct
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from ensemble_ray.errors import ValidationError
@@ -304,8 +305,7 @@ class MetricsSum:
 ExecutionMetrics.EMPTY = ExecutionMetrics.unchecked(task_metrics={})
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """Tokens, and money as a multiple of 10**-8."""
 
     tokens: int = 0
@@ -338,8 +338,7 @@ def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunBudget:
+class RunBudget(Struct, frozen=True, kw_only=True):
     """The budget of a run. None: no limit."""
 
     max_tokens: int | None = None
@@ -392,8 +391,7 @@ ActorKind: TypeAlias = Literal["scheduler", "agent", "manager", "callables", "jo
 ActorState: TypeAlias = Literal["ready", "starting", "silent", "kept", "retiring"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketDescription:
+class BucketDescription(Struct, frozen=True, kw_only=True):
     name: str
     requests: int
     period_s: float

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
+from msgspec import Struct
 from pydantic import Strict, model_validator
 
 from ensemble_ray.errors import ReviewTimeoutError, ValidationError
@@ -106,8 +107,7 @@ class ExitEarly(ReviewDecision):
 ReviewDecision.Continue, ReviewDecision.Edit, ReviewDecision.ExitEarly = Continue, Edit, ExitEarly
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewAnswer:
+class ReviewAnswer(Struct, frozen=True, kw_only=True):
     decision: ReviewDecision
     by: str = ""
 
@@ -337,8 +337,7 @@ def _begins_with(text: str, keyword: str) -> bool:
 LONGEST_DIRECTIVE = 10_000  # characters: every later prompt contains it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directive:
+class Directive(Struct, frozen=True, kw_only=True):
     """A text for the tasks that start while it is active."""
 
     text: str
@@ -346,8 +345,7 @@ class Directive:
     given_by: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSwitch:
+class ModelSwitch(Struct, frozen=True, kw_only=True):
     """A change of the model for tasks that start later."""
 
     model: str | None  # in the catalog of the run; None: each agent's own

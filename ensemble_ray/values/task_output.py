@@ -6,10 +6,12 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
+import msgspec
+from msgspec import Struct
 from pydantic import SerializationInfo, SerializerFunctionWrapHandler, SkipValidation, TypeAdapter, field_serializer
 from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -176,8 +178,7 @@ class GraphStep:
     next_state: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopHistory:
+class LoopHistory(Struct, frozen=True, kw_only=True):
     """The outputs of a loop's iterations by body key, and why it ended."""
 
     iterations: Sequence[Mapping[str, TaskOutput]]
@@ -185,8 +186,7 @@ class LoopHistory:
     is_flagged: bool = False  # S-LOOP-63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphHistory:
+class GraphHistory(Struct, frozen=True, kw_only=True):
     """The steps of a graph, and why it ended."""
 
     steps: Sequence[GraphStep]
@@ -194,13 +194,14 @@ class GraphHistory:
     is_flagged: bool = False  # S-GRAPH-51
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitOutputs:
+class UnitOutputs(Struct, frozen=True, kw_only=True):
     """The outputs of a run by loop, phase and graph."""
 
-    loops: Mapping[str, LoopHistory] = field(default_factory=dict[str, LoopHistory])  # by name; the last run counts
+    loops: Mapping[str, LoopHistory] = msgspec.field(
+        default_factory=dict[str, LoopHistory]
+    )  # by name; the last run counts
     #: of completed phases by name, in order of completion
-    phases: Mapping[str, Sequence[TaskOutput]] = field(default_factory=dict[str, Sequence[TaskOutput]])
+    phases: Mapping[str, Sequence[TaskOutput]] = msgspec.field(default_factory=dict[str, Sequence[TaskOutput]])
     graph: GraphHistory | None = None
 
 

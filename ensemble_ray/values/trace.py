@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
+from msgspec import Struct
 from pydantic import BeforeValidator, Field, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
 from pydantic_core import from_json, to_json
 
@@ -428,8 +428,7 @@ def _id_of(name: str, digits: int) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:digits]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTracing:
+class RunTracing(Struct, frozen=True, kw_only=True):
     """The common data of all spans of a run."""
 
     run_id: str

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.task import Task
@@ -65,12 +67,11 @@ def worker_id(role: str) -> str:
     return f"worker:{role}"
 
 
-@dataclass(slots=True)
-class _Maker:
+class _Maker(Struct):
     dag: DagModel
-    _nodes: list[FlowNode] = field(default_factory=list[FlowNode])
-    _edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
-    _groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
+    _nodes: list[FlowNode] = msgspec.field(default_factory=list[FlowNode])
+    _edges: list[FlowEdge] = msgspec.field(default_factory=list[FlowEdge])
+    _groups: list[FlowGroup] = msgspec.field(default_factory=list[FlowGroup])
 
     def flow(self) -> Flow:
         return Flow(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 from xml.sax.saxutils import escape, quoteattr
 
 import pydantic
+from msgspec.structs import replace
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import Workflow

@@ -6,10 +6,13 @@ import unicodedata
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from os.path import commonprefix
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.messages import JsonValue
@@ -27,30 +30,26 @@ _LABEL_GAP = 5.0  # between a label and its line
 _DIRECTIONS: dict[Direction, str] = {"down": "topbottom", "right": "leftright"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Box(Struct, frozen=True, kw_only=True):
     id: str
     width: float
     height: float
     frame: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(Struct, frozen=True, kw_only=True):
     id: str
     parent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLine:
+class EdgeLine(Struct, frozen=True, kw_only=True):
     source: str
     target: str
     label_size: tuple[float, float] | None = None  # width and height
     is_back: bool = False  # whether it points against the order of layers
 
 
-@dataclass(frozen=True, slots=True)
-class Rect:
+class Rect(Struct, frozen=True):
     x: float
     y: float
     width: float
@@ -66,14 +65,12 @@ class Rect:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     points: tuple[Point, ...]  # from border to border; each segment is horizontal or vertical
     label_at: Point | None = None  # centre of its label
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Struct, frozen=True, kw_only=True):
     width: float
     height: float
     places: Mapping[str, Rect]  # boxes and frames by id
@@ -309,8 +306,7 @@ _FOOT_ROOM = 118.0  # for an agent and a badge beside a duration
 LABEL_LINE, _LABEL_LETTER, _LABEL_WIDTH = 18.0, 7.4, 200.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowNode:
+class FlowNode(Struct, frozen=True, kw_only=True):
     """A declared task, or a step of a run."""
 
     id: str  # key of the plan's node, such as `writer`, or a step, such as `loop:refine#0/writer#0`
@@ -323,7 +319,7 @@ class FlowNode:
     group: str | None = None
     folded: tuple[str, ...] = ()  # keys or steps in a folded node
     status: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])  # steps of a folded node by status
+    counts: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])  # steps of a folded node by status
     badges: tuple[
         str, ...
     ] = ()  # at most one: `MAP`, `REDUCE L1`, `AGGREGATE`, `DIRECT`, `START`, `END`, `REVIEW`, `STEP 1`
@@ -337,8 +333,7 @@ class FlowNode:
         return self.count if self.count is not None or not self.folded else len(self.folded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowEdge:
+class FlowEdge(Struct, frozen=True, kw_only=True):
     source: str
     target: str
     kind: EdgeKind = "dependency"
@@ -348,16 +343,14 @@ class FlowEdge:
     is_back: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowGroup:
+class FlowGroup(Struct, frozen=True, kw_only=True):
     id: str  # key of the unit, such as `loop:refine`, or path of its execution, such as `loop:refine#1`
     kind: GroupKind
     title: str  # `LOOP ≤5 refine`
     parent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Flow(Struct, frozen=True, kw_only=True):
     nodes: tuple[FlowNode, ...]
     edges: tuple[FlowEdge, ...] = ()
     groups: tuple[FlowGroup, ...] = ()  # each follows its parent and contains a node

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.plan.plan import EdgeEntry, ForkEntry, GraphUnit, JoinEntry, LoopUnit, PhaseUnit, Plan
 from ensemble_ray.values.ids import delegating_call, key_of, node_key
@@ -180,19 +183,17 @@ class _Rules:
         return key in self._sequential or key.startswith("loop:")
 
 
-@dataclass(slots=True, kw_only=True)
-class _Scope:
+class _Scope(Struct, kw_only=True):
     """An execution of a unit, or the part outside of all units."""
 
     path: str
     #: steps, and units by their paths without occurrence
-    members: dict[str, FlowNode | _Unit] = field(default_factory=dict[str, "FlowNode | _Unit"])
+    members: dict[str, FlowNode | _Unit] = msgspec.field(default_factory=dict[str, "FlowNode | _Unit"])
 
 
-@dataclass(slots=True, kw_only=True)
-class _Unit:
+class _Unit(Struct, kw_only=True):
     path: str  # `loop:refine`, or `graph:triage#3/loop:refine`
-    executions: dict[str, _Scope] = field(default_factory=dict[str, _Scope])
+    executions: dict[str, _Scope] = msgspec.field(default_factory=dict[str, _Scope])
 
     def steps(self) -> Iterable[FlowNode]:
         for scope in self.executions.values():
@@ -203,14 +204,15 @@ class _Unit:
                     yield from member.steps()
 
 
-@dataclass(slots=True)
-class _Maker:
+class _Maker(Struct):
     rules: _Rules
     item_count: int | None = None
-    nodes: list[FlowNode] = field(default_factory=list[FlowNode])
-    edges: list[FlowEdge] = field(default_factory=list[FlowEdge])
-    groups: list[FlowGroup] = field(default_factory=list[FlowGroup])
-    _delegated: dict[str, list[FlowNode]] = field(default_factory=dict[str, list[FlowNode]])  # by their delegating step
+    nodes: list[FlowNode] = msgspec.field(default_factory=list[FlowNode])
+    edges: list[FlowEdge] = msgspec.field(default_factory=list[FlowEdge])
+    groups: list[FlowGroup] = msgspec.field(default_factory=list[FlowGroup])
+    _delegated: dict[str, list[FlowNode]] = msgspec.field(
+        default_factory=dict[str, list[FlowNode]]
+    )  # by their delegating step
 
     def insert(self, step: FlowNode, root: _Scope) -> None:
         call = delegating_call(step.id)

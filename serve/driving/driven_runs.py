@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
+
+from msgspec.structs import replace
 
 from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
 from ensemble_ray.errors.texts import describe

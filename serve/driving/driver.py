@@ -13,13 +13,14 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Self, TypeVar, cast
 
+import msgspec
 import ray
 import ray.exceptions
+from msgspec import Struct
 from ray.util import metrics as ray_metrics
 
 from ensemble_ray import IllegalStateError, RayRuntime, RunExistsError
@@ -68,9 +69,8 @@ class RayExporter:
         self._reported[metric.name].set(amount, tags=dict(labels))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEventPage:
-    events: Sequence[RunEvent] = field(default_factory=tuple)
+class RunEventPage(Struct, frozen=True, kw_only=True):
+    events: Sequence[RunEvent] = msgspec.field(default_factory=tuple)
     is_over: bool = False
 
 

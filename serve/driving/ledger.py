@@ -11,11 +11,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
+
+from msgspec import Struct
 
 from ensemble_ray import RunExistsError
 from ensemble_ray.access.key_store import RUN_COLUMNS, EndpointDatabase
@@ -56,8 +57,7 @@ class LedgerLostError(RunExistsError):
     """Another process owns the ledger now, and drives the runs (S-SRV-46)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
+class LedgerEntry(Struct, frozen=True, kw_only=True):
     seq: int = 0
     run_id: str
     key: str | None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
@@ -392,8 +393,7 @@ def answer_accepted(entry: LedgerEntry) -> schemas.AcceptedRun:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverConfig:
+class DriverConfig(Struct, frozen=True, kw_only=True):
     name: str
     teams: tuple[TeamName, ...]
     limits: EndpointLimits
@@ -402,9 +402,9 @@ class DriverConfig:
     #: `module:attribute` references
     tools: tuple[str, ...] = ()
     #: by name: `module:attribute`, or a value of `llm`
-    models: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    models: Mapping[str, JsonValue] = msgspec.field(default_factory=dict[str, "JsonValue"])
     #: empty: the default one
     namespace: str = ""
     #: `module:attribute` references by name
-    datasets: Mapping[str, str] = field(default_factory=dict[str, str])
+    datasets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     keys: KeyPolicy = KeyPolicy.AUTO

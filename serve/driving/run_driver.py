@@ -7,9 +7,11 @@ import contextlib
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray import Ensemble, EnsembleOutput, ReviewDecision, RunExistsError, RunState, Runtime, ValidationError
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, ReviewDecidedError
@@ -53,13 +55,12 @@ _ANYBODY = "a client of the endpoint"
 _IN_RECORD = "The record of the run says more"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ActiveRun:
+class ActiveRun(Struct, kw_only=True, eq=False):
     entry: LedgerEntry
     team: ServedTeam
     asked: schemas.NewRun
     #: streamed tokens, until its outcome is stored
-    live: LiveEvents = field(default_factory=LiveEvents)
+    live: LiveEvents = msgspec.field(default_factory=LiveEvents)
     run: Run | None = None
     is_kept: bool = False
     #: here or in another process
@@ -67,11 +68,11 @@ class ActiveRun:
     #: waits for people, outside of the queue
     is_aside: bool = False
     #: set by a decision until the run resumes
-    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    decided: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     is_cancelled: bool = False
     #: set before `done`
     ended: schemas.RunDetail | None = None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
 
@@ -137,8 +138,7 @@ class RunQueue:
         self._on_change(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     status: RunStatus
     result: schemas.FinishedRun | None = None
     error: schemas.Failure | None = None

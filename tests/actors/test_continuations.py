@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray.actors.link.wire import WireOrder, WireResult
 from ensemble_ray.actors.scheduler import continuations

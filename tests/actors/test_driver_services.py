@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import cloudpickle
 import pytest
+from msgspec import structs
 
 from ensemble_ray import (
     EnsembleMemory,
@@ -67,7 +68,7 @@ async def test_tasks_reach_the_memory_of_the_driver() -> None:
     store = MemoryStore.in_memory()
     store.store("a", MemoryEntry(content="before"))
     local = LocalRunMemory(EnsembleMemory(short_term=True), store)
-    memory = remote_memory(Driver(replace(REQUEST, memory=local)))
+    memory = remote_memory(Driver(structs.replace(REQUEST, memory=local)))
     assert (await memory.remember(note("one", uses_ensemble=True, scopes=(MemoryScope.of("a"),)))).taken_by == (
         "short_term",
     )
@@ -82,7 +83,7 @@ async def test_loops_reach_the_memory_of_the_driver() -> None:
     store = MemoryStore.in_memory()
     for content in "abc":
         store.store("a", MemoryEntry(content=content))
-    memory = RemoteMemoryResets(Driver(replace(REQUEST, memory=LocalRunMemory(None, store))))
+    memory = RemoteMemoryResets(Driver(structs.replace(REQUEST, memory=LocalRunMemory(None, store))))
     window = LoopUnit(
         key="loop:l",
         name="l",
@@ -99,7 +100,7 @@ async def test_loops_reach_the_memory_of_the_driver() -> None:
     assert await memory.reset(fresh) is None
     assert list(store.retrieve("a", "", 9)) == []
     refusing = LocalRunMemory(None, Refusing())  # type: ignore[arg-type]  by its shape
-    failed = await RemoteMemoryResets(Driver(replace(REQUEST, memory=refusing))).reset(fresh)
+    failed = await RemoteMemoryResets(Driver(structs.replace(REQUEST, memory=refusing))).reset(fresh)
     assert failed is not None
     assert (failed.error_type, type(failed.error)) == ("NotImplementedError", bytes)
     assert failed.message.startswith("Loop 'l' has memory_mode=fresh_per_iteration")
@@ -119,7 +120,7 @@ async def test_tasks_reach_the_reflections_of_the_driver() -> None:
     """S-REFL-31: the store and the strategy are the user's own objects; what goes wrong there is raised to whoever asked."""
     store = InMemoryReflectionStore()
     store.store("k", TaskReflection(refined_description="Old", refined_expected_output="x"))
-    reflections = remote_reflections(Driver(replace(REQUEST, reflections=LocalRunReflections(store))))
+    reflections = remote_reflections(Driver(structs.replace(REQUEST, reflections=LocalRunReflections(store))))
     found = await reflections.recall("k")
     assert found is not None
     made = found.replace(refined_description="New")
@@ -216,7 +217,7 @@ async def test_counts_of_tools_reach_the_users_object_one_after_the_other(monkey
     for each in ("one", "two", "three"):
         ReportedToolMetrics(services).increment_counter(each, "probe")
     await services.flush()
-    connection = DriverConnection(replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run", ""), None)
+    connection = DriverConnection(structs.replace(REQUEST, tool_metrics=metrics), ClusterHeartbeat("run", ""), None)
     connection.begin(hub)
     await came.wait()
     assert began == ["one"]

@@ -6,12 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import Ensemble, Graph, GraphEdge, Loop, LoopIterationContext, Task, ValidationError
 from ensemble_ray.actors import spawn

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import ray.exceptions
+from msgspec.structs import replace
 
 from ensemble_ray import ChatResponse, Ensemble
 from ensemble_ray.actors.link.packing import pack, pack_order, unpack

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from ensemble_ray import AgentExecutionError, DelegationContext, IllegalStateError, StaleEpochError, Task, TaskOutput

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import Agent, ChatResponse, NoOpToolMetrics, Task
 from ensemble_ray.actors.link.packing import pack_order, unpack_result

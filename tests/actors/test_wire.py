@@ -6,13 +6,13 @@ import pickle
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 import cloudpickle
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from ensemble_ray import Agent, AgentExecutionError, GuardrailViolationError, Node, Plan, Task, TaskOutput, TaskTrace

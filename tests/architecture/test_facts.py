@@ -3,10 +3,11 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ensemble_ray.facts.fact import FactData
 from ensemble_ray.facts.reading import KINDS
@@ -139,4 +140,4 @@ def test_nobody_else_knows_the_name_of_a_kind(places: _Places) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.KEYS], ids=lambda kind: kind.KIND)
 def test_every_field_is_written(kind: type[FactData]) -> None:
     """What has no key would be lost on the way through the record."""
-    assert set(kind.KEYS) == {each.name for each in fields(kind)} - {"absent", "rest"}
+    assert set(kind.KEYS) == {each.name for each in structs.fields(kind)} - {"absent", "rest"}

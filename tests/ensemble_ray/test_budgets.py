@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ensemble_ray import (
     Agent,

@@ -265,7 +265,9 @@ def test_the_next_model_is_asked_if_one_does_not_read_an_attachment(runtime: Run
 def test_each_model_of_a_chain_has_its_price(model_server: Callable[..., ModelServer], runtime: Runtime) -> None:
     """S-PRC-17: the answer costs as the model that gave it."""
     server = model_server(
-        lambda request: Fault(status=403) if request.body["model"] == "dear" else Reply(text="x", usage=TokenUsage(100, 50))
+        lambda request: (
+            Fault(status=403) if request.body["model"] == "dear" else Reply(text="x", usage=TokenUsage(100, 50))
+        )
     )
     chain = [OpenAIChatModel(name, base_url=server.base_url, api_key="k") for name in ("dear", "cheap")]
     writer = Agent(role="Writer", goal="Write", llm=chain)

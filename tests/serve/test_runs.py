@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from httpx import AsyncClient
+from msgspec.structs import replace
 
 from ensemble_ray import Ensemble, InlineRuntime, RunExistsError, RunOptions, RunState, Task, TaskHandlerContext
 from ensemble_ray.record.runs import RunDirectory

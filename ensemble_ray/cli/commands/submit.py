@@ -12,11 +12,12 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import msgspec
+from msgspec import Struct
 from typer import Option
 
 from ensemble_ray.cli.inputs import options
@@ -300,8 +301,7 @@ class JobLog:
         yield JobLogLine(str(result), is_result=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterCommand:
+class ClusterCommand(Struct, frozen=True, kw_only=True):
     """At Ctrl-C, `on_interrupt` decides whether to stop the job."""
 
     words: Sequence[str]
@@ -309,7 +309,7 @@ class ClusterCommand:
     on_interrupt: Callable[[], bool]
     working_dir: Path | None = None
     pip: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     run_id: str = ""
 
     def carry_out(self, server: Jobs) -> int:

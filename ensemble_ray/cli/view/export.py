@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec import Struct
 from typer import Option
 
 from ensemble_ray.cli.view.terminal import show, write_note
@@ -26,8 +26,7 @@ Mermaid = Annotated[
 Dag = Annotated[str | None, Option("--dag", metavar="FILE", help="Write it as JSON (.dag.json); - is standard output.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
+class Pictures(Struct, frozen=True, kw_only=True):
     svg: str | None
     mermaid: str | None
     dag: str | None

@@ -9,11 +9,12 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from msgspec import Struct
 
 from ensemble_ray import events
 from ensemble_ray.cli.view.terminal import count_noun, is_terminal, screen_line, write_note
@@ -105,8 +106,7 @@ class UnitProgress:
                 return
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Block(Struct, frozen=True, kw_only=True):
     """The part of the terminal that is redrawn."""
 
     counts: str

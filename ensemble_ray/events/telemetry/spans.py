@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
@@ -20,18 +22,16 @@ from ensemble_ray.values.trace import CapturedMessage, LlmInteraction, TaskTrace
 Attribute: TypeAlias = str | int | float | bool | Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanEvent:
+class SpanEvent(Struct, frozen=True, kw_only=True):
     """An event within a span."""
 
     name: str
     #: Unix time, s
     at: float
-    attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    attributes: Mapping[str, Attribute] = msgspec.field(default_factory=dict[str, Attribute])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanData:
+class SpanData(Struct, frozen=True, kw_only=True):
     """One span. Ids are hexadecimal digits; times are Unix time, s."""
 
     name: str
@@ -41,7 +41,7 @@ class SpanData:
     started_at: float
     ended_at: float
     kind: Literal["internal", "client"] = "internal"
-    attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    attributes: Mapping[str, Attribute] = msgspec.field(default_factory=dict[str, Attribute])
     events: Sequence[SpanEvent] = ()
     #: of the same trace, which this span follows
     links: Sequence[str] = ()

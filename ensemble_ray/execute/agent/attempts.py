@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from ensemble_ray.errors import CircuitOpenError, IllegalStateError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.errors.travel import status_of
@@ -356,7 +358,7 @@ def join_answers(before: ModelEffect, reason: str, after: ModelEffect) -> ModelE
     """Return the later answer, with the tokens and failed attempts of both."""
     total, estimated = _joined([(each.response.usage or TokenUsage(), each.estimated) for each in (before, after)])
     repeat = ModelWait("repeat", _explain(reason)[0], before.started_at + before.latency_s, 0.0)
-    return replace(
+    return structs.replace(
         after,
         response=replace(after.response, usage=total),
         attempts_failed=(*before.attempts_failed, _explain(reason)[0], *after.attempts_failed),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.fact import as_count, as_mapping, as_sequence, as_text
@@ -45,8 +47,7 @@ def check_context_budget(name: str, budget_tokens: int, characters: int) -> None
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedRequest:
+class FittedRequest(Struct, frozen=True, kw_only=True):
     messages: Sequence[ChatMessage]
     cuts: tuple[SectionCut, ...] = ()  # in request order; empty: the conversation is complete
     needed_tokens: int = 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Union, assert_never
+
+from msgspec import Struct
 
 from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall
@@ -12,30 +13,26 @@ from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall
 MAX_STOPS = 3  # answers with calls over the limit before the task fails (S-ENG-43)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerReceived:
+class AnswerReceived(Struct, frozen=True, kw_only=True):
     """The model answered."""
 
     response: ChatResponse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolsReturned:
+class ToolsReturned(Struct, frozen=True, kw_only=True):
     """The allowed tool calls returned these texts and attachments, in request order."""
 
     texts: Sequence[str]
     attachments: Sequence[tuple[str, Attachment]] = ()  # (name of the tool, attachment)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallModel:
+class CallModel(Struct, frozen=True, kw_only=True):
     """`turn` counts from 0."""
 
     turn: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTools:
+class CallTools(Struct, frozen=True, kw_only=True):
     """Stopped calls are over the limit and only get the stop text (S-ENG-40, S-ENG-41)."""
 
     turn: int
@@ -44,15 +41,13 @@ class CallTools:
     stop_count: int  # answers with stopped calls so far; one warning each (S-ENG-42)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(Struct, frozen=True, kw_only=True):
     """Accept this text as the answer."""
 
     text: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fail:
+class Fail(Struct, frozen=True, kw_only=True):
     """The agent did not stop calling tools (S-ENG-43)."""
 
     tool_calls_made: int

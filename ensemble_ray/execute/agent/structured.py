@@ -11,11 +11,13 @@ import typing
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import UnionType
 from typing import Generic, Protocol, TypeVar, cast
 
+import msgspec
 import pydantic
+from msgspec import Struct
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
@@ -251,11 +253,12 @@ def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
     return adapter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AnswerForm:
+class _AnswerForm(Struct, frozen=True, kw_only=True):
     is_text: bool = False  # a text without quotes can be the answer
     is_object: bool = True
-    choices: Mapping[str, str] = field(default_factory=dict[str, str])  # possible texts by their case-folded form
+    choices: Mapping[str, str] = msgspec.field(
+        default_factory=dict[str, str]
+    )  # possible texts by their case-folded form
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,8 +6,10 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.errors.texts import user_traceback
@@ -37,8 +39,7 @@ _log = bounded_logger(__name__)
 EXPECTED_OUTPUT = "A complete and accurate result of the delegated task, which its asker can use as it is."
 
 
-@dataclass(frozen=True, slots=True)
-class DelegationRefusal:
+class DelegationRefusal(Struct, frozen=True):
     reason: str
     hint: str = ""  # advice for the model after the reason
 
@@ -196,8 +197,7 @@ def _spec(name: str, description: str, text_field: str, roles: Sequence[str]) ->
     return ToolSpec(name, description, parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class DelegationCall:
+class DelegationCall(Struct, frozen=True):
     agent_role: str
     task_description: str
 
@@ -228,8 +228,7 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Delegati
     return DelegationCall(texts[0], texts[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelegationDecision:
+class DelegationDecision(Struct, frozen=True, kw_only=True):
     request: DelegationRequest
     worker: Peer | None  # None: refused
     at: float  # Unix time of the request, s

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, OutputParsingError
 from ensemble_ray.execute.agent.structured import parse_output
@@ -81,8 +83,7 @@ def _has_gates(order: TaskOrder, context: RunContext) -> bool:
     return context.review_policy is not None and context.hierarchy is None and not order.depth
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewedOutput:
+class ReviewedOutput(Struct, frozen=True):
     output: TaskOutput
     exit_reason: ExitReason | None = None  # reason if the gate ended the run
 

@@ -13,10 +13,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TextIO, cast
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
 
 from ensemble_ray.errors import ExitEarlyError, ReviewTimeoutError, ValidationError, message_of
 from ensemble_ray.process.concurrency import after_fork, call_user, is_terminal, terminal_lock, threads
@@ -225,8 +226,7 @@ class ConsoleReviewHandler:
             terminal_lock.release()
 
 
-@dataclass(slots=True)
-class _Question:
+class _Question(Struct):
     request: ReviewRequest
     input: TextIO
     output: TextIO

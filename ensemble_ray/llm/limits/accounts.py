@@ -11,8 +11,10 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.llm.limits.breaker import Budget, Proceed, Refuse, Verdict
@@ -61,15 +63,13 @@ class LocalAccount:
         """Return immediately: no other process has the account."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class Balance(Struct, frozen=True, kw_only=True):
     spent: Amount
     base: Amount  # spent by dead processes, as of the last reply
     claims: Mapping[str, Amount]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetClaim:
+class BudgetClaim(Struct, frozen=True, kw_only=True):
     """The reply is `Granted`, `Rejected`, `BalanceRequired`, or None if it was charged meanwhile."""
 
     budget: RunBudget
@@ -80,48 +80,41 @@ class BudgetClaim:
     balance: Balance | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charged:
+class Charged(Struct, frozen=True, kw_only=True):
     budget: RunBudget
     holder: str
     claim: str
     spent: Amount  # total of the process, this request included
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpendingQuestion:
+class SpendingQuestion(Struct, frozen=True, kw_only=True):
     """The reply is `Spent`."""
 
     budget: RunBudget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloseAccount:
+class CloseAccount(Struct, frozen=True, kw_only=True):
     account: str
 
 
 BudgetMessage = BudgetClaim | Charged | SpendingQuestion | CloseAccount
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class Granted(Struct, frozen=True, kw_only=True):
     life: str
     base: Amount
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class Rejected(Struct, frozen=True, kw_only=True):
     spent: Amount
     refused: Refuse
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceRequired:
+class BalanceRequired(Struct, frozen=True):
     """The service needs the process's balance first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(Struct, frozen=True):
     """The spending of a run, by all its processes."""
 
     total: Amount
@@ -325,11 +318,10 @@ class _BudgetQueue:
         loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(verdict))
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(Struct):
     queue: _BudgetQueue
     base: Amount  # spent before the run began and by dead processes
-    spent: dict[str, Amount] = field(default_factory=dict[str, Amount])  # total by process
+    spent: dict[str, Amount] = msgspec.field(default_factory=dict[str, Amount])  # total by process
 
     def update(self, holder: str, spent: Amount, base: Amount = NOTHING) -> Amount:
         before, base_before = self.spent.get(holder, NOTHING), self.base

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
+
+from msgspec import Struct
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
@@ -150,13 +151,11 @@ class AdaptiveLimit:
         self._is_fresh = True
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Proceed(Struct, frozen=True):
     claim: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     claim: str
     needed: Amount
 
@@ -164,8 +163,7 @@ class Refuse:
 Verdict = Proceed | Refuse
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(Struct, frozen=True):
     holder: str
     amount: Amount
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from ensemble_ray.errors import IllegalStateError
 
@@ -16,84 +17,72 @@ _LATE_REPORTS_S = 10.0
 _SLACK_S = 1e-6  # resolution of instants and timers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
+class Requested(Struct, frozen=True, kw_only=True):
     waiter: str  # unique over all holders; also the name of its lease
     holder: str
     timeout_s: float
     want: int = 1  # permits that the holder could use within a lease's life, including this one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaiterCancelled:
+class WaiterCancelled(Struct, frozen=True, kw_only=True):
     waiter: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refunded:
+class Refunded(Struct, frozen=True, kw_only=True):
     """The waiters of granted permits had left."""
 
     permits: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class Used(Struct, frozen=True, kw_only=True):
     """`used` counts from the start of the lease, so reports may be lost or swapped."""
 
     lease: str
     used: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class Returned(Struct, frozen=True, kw_only=True):
     lease: str
     used: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderGone:
+class HolderGone(Struct, frozen=True, kw_only=True):
     """A holder is dead or has closed its limiter."""
 
     holder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticked:
+class Ticked(Struct, frozen=True, kw_only=True):
     """Time has passed."""
 
 
 Stimulus = Requested | WaiterCancelled | Refunded | Used | Returned | HolderGone | Ticked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(Struct, frozen=True, kw_only=True):
     """Several permits are a lease named like the waiter, with its first permit used."""
 
     waiter: str
     permits: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expire:
+class Expire(Struct, frozen=True, kw_only=True):
     waiter: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dismiss:
+class Dismiss(Struct, frozen=True, kw_only=True):
     """Remove a waiter that left, or with a holder that is gone."""
 
     waiter: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
+class Recall(Struct, frozen=True, kw_only=True):
     """The lease has ended; sent once per lease."""
 
     lease: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakeAt:
+class WakeAt(Struct, frozen=True, kw_only=True):
     """The waiter at the head of the queue sends `Ticked` then."""
 
     at: float
@@ -302,8 +291,7 @@ class TokenBucket:
             self._ended[name] = lease
 
 
-@dataclass(slots=True, kw_only=True)
-class _Lease:
+class _Lease(Struct, kw_only=True):
     holder: str
     size: int  # permits beside the first one
     expires_at: float

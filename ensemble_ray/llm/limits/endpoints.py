@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.limits.breaker import AdaptiveLimit, Breaker, CallAdmission
@@ -28,8 +30,7 @@ _MOST_FAILURE = 500
 _Category = Literal["failed", "probe_failed", "answered", "refused", "probing"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointUpdate:
+class EndpointUpdate(Struct, frozen=True, kw_only=True):
     """A report to other processes; it contains no key."""
 
     endpoint: str
@@ -248,10 +249,9 @@ class EndpointCall:
             self._service.publish(self._endpoint, "probing")
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
+class _Waiter(Struct, eq=False):
     call: EndpointCall
-    wakeup: Wakeup = field(default_factory=Wakeup)
+    wakeup: Wakeup = msgspec.field(default_factory=Wakeup)
     may_go: bool = False
 
 

@@ -12,9 +12,11 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, assert_never
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError, ValidationError
 from ensemble_ray.llm.limits.bucket import (
@@ -99,8 +101,7 @@ class Wakeup:
         return is_time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acquire:
+class Acquire(Struct, frozen=True, kw_only=True):
     """The reply is `Grant`, `Expire` or `Dismiss`."""
 
     bucket: str
@@ -108,14 +109,12 @@ class Acquire:
     request: Requested
 
 
-@dataclass(frozen=True, slots=True)
-class BucketUpdate:
+class BucketUpdate(Struct, frozen=True):
     bucket: str
     stimulus: WaiterCancelled | Refunded | Used | Returned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitRecall:
+class AwaitRecall(Struct, frozen=True, kw_only=True):
     """The reply is None, after the recall."""
 
     bucket: str
@@ -438,8 +437,7 @@ class LeasingLimiter:
         task.add_done_callback(self._background.discard)
 
 
-@dataclass(slots=True)
-class _Waiter:
+class _Waiter(Struct):
     wakeup: Wakeup
     reply: _Answer | None = None
     alarm_at: float | None = None  # when to send `Ticked`; only for the head of the queue
@@ -451,17 +449,15 @@ class _Waiter:
         return self.wakeup.wake()
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(Struct):
     limit: RateLimit
     machine: TokenBucket
-    waiters: dict[str, _Waiter] = field(default_factory=dict[str, _Waiter])
+    waiters: dict[str, _Waiter] = msgspec.field(default_factory=dict[str, _Waiter])
     #: lease -> its holder, which waits for the recall
-    recalls: dict[str, Wakeup] = field(default_factory=dict[str, Wakeup])
+    recalls: dict[str, Wakeup] = msgspec.field(default_factory=dict[str, Wakeup])
 
 
-@dataclass(slots=True, kw_only=True)
-class _LocalLease:
+class _LocalLease(Struct, kw_only=True):
     size: int
     expires_at: float
     used: int = 0

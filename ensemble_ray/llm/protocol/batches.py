@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.llm.failures import CallFailure, build_provider_error
 from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY, Endpoint
@@ -34,8 +37,7 @@ _SLACK_S = 3_600  # the clocks of provider and caller may differ
 _FILE_BYTES = 2**31  # of an output file; a stream may have four times as much
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderBatch:
+class ProviderBatch(Struct, frozen=True, kw_only=True):
     """A batch as the provider describes it."""
 
     id: str
@@ -57,8 +59,7 @@ class ProviderBatch:
         return self.status == "failed" and any("token_limit" in code for code, _ in self.problems)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLine:
+class BatchLine(Struct, frozen=True):
     """A line of an output or error file."""
 
     custom_id: str

@@ -7,9 +7,11 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.llm.failures import CallFailure, CallOrigin, build_provider_error, delay_before_retry

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from typing import Literal, cast
+
+from msgspec import Struct, structs
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.bodies import CLIENT_ERROR, SERVER_ERROR
@@ -56,8 +58,7 @@ _refused: set[str] = set()  # places, and places with a schema's digest
 _accepting: set[str] = set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRoles:
+class MessageRoles(Struct, frozen=True, kw_only=True):
     system: SystemRole = "system"
     are_merged: bool = False  # neighbours of the same role become one message
 
@@ -103,7 +104,7 @@ class RequestForm:
         self._place = place
         self._declared = declared
         known = _accepted_roles.get(place, STANDARD_ROLES)
-        self._roles = known if declared is None else replace(known, system=declared)
+        self._roles = known if declared is None else structs.replace(known, system=declared)
         self._refused_roles: CallFailure | None = None
         self._schema = None if offer is None else _OfferedSchema(offer, place)
         self._learn = learn
@@ -126,9 +127,9 @@ class RequestForm:
         if not is_refused_role(failure):
             return False
         alternates = self._roles.are_merged or _ALTERNATING.search(_text_of(failure)) is not None
-        others = [replace(self._roles, are_merged=alternates)]
+        others = [structs.replace(self._roles, are_merged=alternates)]
         if self._declared is None:
-            others.append(replace(others[0], system="user"))
+            others.append(structs.replace(others[0], system="user"))
         refused = self._encode(self._roles)
         for roles in others:
             if self._encode(roles) != refused:
@@ -170,8 +171,7 @@ def _text_of(failure: CallFailure) -> bytes:
     return failure.body.lower() + failure.reason.lower().encode()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
+class RequestOptions(Struct, frozen=True):
     always: bytes
     with_tools: bytes = b""
     after_result: bytes = b""  # after the first tool result (S-LLM-26)
@@ -291,8 +291,7 @@ def _free_choice(choice: object) -> object:
     return members if members.get("type") in _FREE_CHOICES else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaOffer:
+class SchemaOffer(Struct, frozen=True, kw_only=True):
     schema: JsonSchema
     is_declared: bool = False  # otherwise the first call decides
     text: Mapping[str, object] | None = None  # of the Responses API: the member that gets the schema as its `format`

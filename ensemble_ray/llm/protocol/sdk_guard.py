@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from openai import OpenAIError
 
 from ensemble_ray.errors.bodies import CLIENT_ERROR
@@ -28,8 +28,7 @@ class AnswerRefusedError(OpenAIError):
         self.failure = failure
 
 
-@dataclass(slots=True)
-class _GuardedCall:
+class _GuardedCall(Struct):
     limits: AnswerLimits
     stream: bool
     redirects: int = 0

@@ -8,9 +8,10 @@ import importlib
 import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import parse_qsl
+
+from msgspec import Struct
 
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.llm.failures import CallFailure
@@ -51,8 +52,7 @@ class SdkClients:
         return self._clients.put((connection, make(**options)))[1]
 
 
-@dataclass(frozen=True, slots=True)
-class SdkTransport:
+class SdkTransport(Struct, frozen=True):
     clients: SdkClients
     connection: Mapping[str, object]
     path: str  # below the base URL

@@ -16,10 +16,11 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
+
+from msgspec import Struct
 
 from ensemble_ray.errors.bodies import CLIENT_ERROR, tls_flaw
 from ensemble_ray.llm.failures import CallFailure
@@ -57,8 +58,7 @@ class CallFailedError(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: bytes

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors.bodies import read_error_body
 from ensemble_ray.process.concurrency import new_lock
@@ -79,8 +81,7 @@ class TooMuchError(ValueError):
     """An answer exceeds a limit; the text says what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLimits:
+class AnswerLimits(Struct, frozen=True, kw_only=True):
     body_bytes: int = DEFAULT_ANSWER_BYTES
     time_s: float = DEFAULT_ANSWER_TIME_S
     events: int = MOST_EVENTS
@@ -183,8 +184,7 @@ class Assembler(Protocol):
     def finish(self) -> ChatResponse: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelApi:
+class ModelApi(Struct, frozen=True, kw_only=True):
     path: str  # below the base URL
     conversation: bytes  # the member with the messages
     items_of: Callable[[MessageForm, ChatMessage], list[dict[str, object]]]
@@ -856,12 +856,11 @@ class _Items(list[object]):
                 self[place] = _merge(self[place], item)
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     id: str = ""
     name: str = ""
-    arguments: list[str] = field(default_factory=list[str])
-    members: _Object = field(default_factory=_Object)
+    arguments: list[str] = msgspec.field(default_factory=list[str])
+    members: _Object = msgspec.field(default_factory=_Object)
     is_incomplete: bool = False  # its arguments were incomplete when a piece looked like another call
 
     def is_continued_by(self, call_id: str, name: str, arguments: str) -> bool:

@@ -8,8 +8,9 @@ that no other follows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, cast
+
+from msgspec import Struct
 
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
@@ -47,8 +48,7 @@ _ENDS: frozenset[ExecutionStatus] = frozenset({*_RESULTS, "skipped", "cancelled"
 _ERROR = 300
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class RecordedExecution:
+class RecordedExecution(Struct, kw_only=True, eq=False):
     """One execution. Times are Unix times, s."""
 
     id: str

@@ -11,7 +11,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import zip_longest
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 import pydantic
+from msgspec import Struct
 
 from ensemble_ray.definition.agent import Agent, effect_of_runner
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -151,8 +151,7 @@ def digest_of(data: Mapping[str, object]) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class FieldDifference:
+class FieldDifference(Struct, frozen=True):
     path: str
     recorded: str
     current: str

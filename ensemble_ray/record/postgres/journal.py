@@ -8,12 +8,14 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.effects import ModelAnswered
@@ -47,8 +49,7 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class Append(Struct, frozen=True, kw_only=True):
     target: BegunRun
     facts: Sequence[Fact]
     epoch: int
@@ -56,19 +57,19 @@ class Append:
     waiter: asyncio.Future[None] | None = None  # resolved at the commit; None: no caller waits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedAppend:
+class RefusedAppend(Struct, frozen=True, kw_only=True):
     entry: Append
     instance: str
     newest: int
 
 
-@dataclass(slots=True, kw_only=True)
-class _Rows:
-    entries: list[Append] = field(default_factory=list[Append])
+class _Rows(Struct, kw_only=True):
+    entries: list[Append] = msgspec.field(default_factory=list[Append])
     #: number of the entry, number of the fact, kind, name, instance, at, epoch, data
-    facts: list[tuple[int, int, str, str, str, float, int, str]] = field(default_factory=list[Any])
-    bodies: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])  # by hash; may be missing in the database
+    facts: list[tuple[int, int, str, str, str, float, int, str]] = msgspec.field(default_factory=list[Any])
+    bodies: dict[bytes, bytes] = msgspec.field(
+        default_factory=dict[bytes, bytes]
+    )  # by hash; may be missing in the database
     characters: int = 0
 
     def add(self, entry: Append, kept: set[bytes]) -> None:
@@ -96,14 +97,12 @@ class _Rows:
         return {f"{name}{run_index}": value for name, value in values.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitGroup:
+class CommitGroup(Struct, frozen=True, kw_only=True):
     rows: Mapping[BegunRun, _Rows]
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitResult:
+class CommitResult(Struct, frozen=True, kw_only=True):
     refused: Sequence[RefusedAppend]
     missing: Sequence[BegunRun]
 

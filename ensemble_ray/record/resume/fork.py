@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from msgspec import Struct, structs
+
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import (
     DelegationDecided,
@@ -49,8 +51,7 @@ _CAPS = frozenset(
 _NAMED = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkPlan:
+class ForkPlan(Struct, frozen=True, kw_only=True):
     reused: tuple[str, ...]  # for users: tasks in the plan's order; with units, executions in the record's order
     again: tuple[str, ...]
     keys: tuple[str, ...]  # tasks with a reused execution, in the order of the plan
@@ -178,16 +179,16 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
                 more = plan.stimuli.get(fact.seq)
             if more is None:
                 continue
-            data = replace(data, more=more)
+            data = structs.replace(data, more=more)
         elif instance == RUN or not (instance in plan.instances or (instance in made and is_making_agent(fact))):
             continue
         elif isinstance(data, ModelAnswered):
-            data = replace(data, is_copied=True)  # the original run paid for it (S-BUD-9)
+            data = structs.replace(data, is_copied=True)  # the original run paid for it (S-BUD-9)
         elif isinstance(data, MemoryRecalled | MemoryStored):
-            data = replace(data, embedding_tokens=0)
+            data = structs.replace(data, embedding_tokens=0)
         elif isinstance(data, ReflectionRecorded | SamplingAnswered):
-            data = replace(data, input_tokens=0, output_tokens=0)
-        copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
+            data = structs.replace(data, input_tokens=0, output_tokens=0)
+        copies.append(structs.replace(fact, run=run_id, epoch=0, seq=0, data=data))
     return copies
 
 
@@ -335,4 +336,4 @@ def _plain(start: Start | None) -> Start | None:
     """Return the part of a start that affects the output; the feedback's text follows from outputs and caps."""
     if start is None or not isinstance(start.changes, TaskChanges):
         return start
-    return replace(start, changes=replace(start.changes, feedback=""))
+    return replace(start, changes=structs.replace(start.changes, feedback=""))

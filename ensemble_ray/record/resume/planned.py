@@ -6,8 +6,9 @@ The caller decides where recorded outputs are stored, since a scheduler runs no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from msgspec.structs import replace
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import typed_output

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar, assert_never, cast
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.run_options import RunOptions, tags_in
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError, message_of

@@ -18,10 +18,11 @@ import sqlite3
 import sys
 import time
 from array import array
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from zlib import crc32
+
+from msgspec import Struct
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
@@ -37,8 +38,7 @@ _TRIES = 5
 _PAUSE_S = 0.001
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCount:
+class CommitCount(Struct, frozen=True, kw_only=True):
     committed: int
     synced: int  # last fact that the disk itself has; 0: none
     effect: int  # last fact committed with, or after, the start of an effect on the world; 0: none
@@ -129,8 +129,7 @@ _MASK = 0xFFFFFFFF
 _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 512, 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogScan:
+class LogScan(Struct, frozen=True, kw_only=True):
     commits: int
     broken_at: int | None = None  # first byte that is in no complete frame of this round; None: the log ends cleanly
     commits_behind: int = 0  # commits with correct frames behind that position
@@ -207,8 +206,7 @@ _in_order: dict[str, tuple[int, int, int]] = {}
 _REMEMBERED = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class Loss(Struct, frozen=True, kw_only=True):
     path: Path
     last: int
     expected: int | None  # last fact that was committed; None: unknown

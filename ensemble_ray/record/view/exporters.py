@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Union
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import RunTracedEvent, TaskTracedEvent
@@ -78,13 +81,12 @@ async def export_safely(exporter: AnyExporter, trace: ExecutionTrace) -> None:
         _log.warning("Trace exporter %s failed: %s", type(exporter).__name__, message_of(error))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Beginning:
+class _Beginning(Struct, kw_only=True):
     tracing: RunTracing
     started_at: float
     last_at: float
     end: RunEnded | None = None
-    tasks: list[TaskTracedEvent] = field(default_factory=list[TaskTracedEvent])
+    tasks: list[TaskTracedEvent] = msgspec.field(default_factory=list[TaskTracedEvent])
 
     @property
     def has_told(self) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import difflib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Union, cast
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.execute.agent.context_window import describe_context
 from ensemble_ray.facts.effects import ReflectionRecorded, ReflectionStored
@@ -36,10 +39,9 @@ if TYPE_CHECKING:
     from ensemble_ray.record.units import PredicateAnswer
 
 
-@dataclass(slots=True, kw_only=True)
-class UnitBranch:
+class UnitBranch(Struct, kw_only=True):
     path: str  # `loop:refine`, or `loop:refine#2` for an execution
-    entries: list[Entry] = field(default_factory=list["Entry"])
+    entries: list[Entry] = msgspec.field(default_factory=list["Entry"])
 
     @property
     def is_unit(self) -> bool:
@@ -225,8 +227,7 @@ RowKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow:
+class TreeRow(Struct, frozen=True, kw_only=True):
     depth: int
     kind: RowKind
     title: str

@@ -14,8 +14,9 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.delivery import BatchDelivery
 from ensemble_ray.definition.task import Task

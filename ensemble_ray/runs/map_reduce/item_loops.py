@@ -6,7 +6,10 @@ The run's source sees a single item (S-MR-190). A verdict is recorded before any
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import LoopIterationCompletedEvent
@@ -63,8 +66,7 @@ from ensemble_ray.values.trace import TaskTrace
 _log = bounded_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopEnd:
+class LoopEnd(Struct, frozen=True, kw_only=True):
     prepared: PreparedLoop
     at: float
     output: TaskOutput | None = None  # of the item
@@ -98,16 +100,17 @@ class LoopEnd:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Running:
+class _Running(Struct, kw_only=True):
     prepared: PreparedLoop
     source: PlanSource
     evaluations: UnitEvaluations
     outputs: InMemoryOutputs[TaskOutput]
     verdicts: dict[Question, Evaluated]  # recorded and unused
-    orders: dict[str, TaskOrder] = field(default_factory=dict[str, "TaskOrder"])
-    traces: list[TaskTrace] = field(default_factory=list["TaskTrace"])
-    completed: dict[str, TaskOutput] = field(default_factory=dict[str, TaskOutput])  # by instance, in completion order
+    orders: dict[str, TaskOrder] = msgspec.field(default_factory=dict[str, "TaskOrder"])
+    traces: list[TaskTrace] = msgspec.field(default_factory=list["TaskTrace"])
+    completed: dict[str, TaskOutput] = msgspec.field(
+        default_factory=dict[str, TaskOutput]
+    )  # by instance, in completion order
     failure: tuple[TaskOrder, TaskResult] | None = None
 
 

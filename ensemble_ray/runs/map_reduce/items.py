@@ -7,8 +7,10 @@ import contextlib
 import pickle
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.errors import OutputParsingError, message_of
 from ensemble_ray.items.line_file import Spool, SpooledSequence
@@ -22,11 +24,10 @@ from ensemble_ray.values.outputs import FailedItem, ItemResult
 from ensemble_ray.values.task_output import TaskOutput
 
 
-@dataclass(slots=True, kw_only=True)
-class PulledBatch:
+class PulledBatch(Struct, kw_only=True):
     count: int  # with refused items
     is_exhausted: bool
-    refused: dict[int, RefusedItem] = field(default_factory=dict[int, RefusedItem])
+    refused: dict[int, RefusedItem] = msgspec.field(default_factory=dict[int, RefusedItem])
     indices: Sequence[int] = ()  # unrecorded indices and hashes
     digests: Sequence[str] = ()
     has_unrecorded: bool = False  # a fact must be recorded

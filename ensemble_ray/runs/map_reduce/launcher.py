@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
+
+from msgspec.structs import replace
 
 from ensemble_ray.definition.fields import ParallelErrorStrategy
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition, output_types_of

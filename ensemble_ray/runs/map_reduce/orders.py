@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import MappingProxyType
 from typing import TypeAlias, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -56,8 +58,7 @@ _MOST_WARNINGS = 20  # limit for repeated warnings
 _MOST_READS = 8  # attachments that are read at the same time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyTask:
+class ReadyTask(Struct, frozen=True, kw_only=True):
     key: str
     task: Task  # pickled: without context, agent and tools
     agent: Agent | None  # None: a handler task
@@ -65,8 +66,7 @@ class ReadyTask:
     is_streaming: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyLoop:
+class ReadyLoop(Struct, frozen=True, kw_only=True):
     planned: Planned  # of the loop alone, with pickled tasks
     unit: LoopUnit
     nodes: Mapping[str, Node]
@@ -201,8 +201,7 @@ def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
 _SHOWN = 200  # characters of an input's description for a reduce
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedOrder:
+class PreparedOrder(Struct, frozen=True, kw_only=True):
     level: int
     number: int
     unit_type: str  # in the tree
@@ -213,15 +212,13 @@ class PreparedOrder:
         return self.order.instance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedMap:
+class FailedMap(Struct, frozen=True, kw_only=True):
     instance: str
     number: int
     error: Exception
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedLoop:
+class PreparedLoop(Struct, frozen=True, kw_only=True):
     instance: str
     number: int
     unit_type: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -33,8 +35,7 @@ def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) ->
     return "reduce" if level else "map"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Payload:
+class _Payload(Struct, frozen=True, kw_only=True):
     """A task's output with its trace, or the trace alone."""
 
     output: TaskOutput | bytes | None  # bytes: as it arrived from another process, without `unit_type` and `level`
@@ -44,15 +45,14 @@ class _Payload:
     item: object = None
 
 
-@dataclass(slots=True)
-class _Level:
-    slots: array[int] = field(default_factory=lambda: array("q"))
-    gave: bytearray = field(default_factory=bytearray)  # per slot: an output, a trace alone, or neither
+class _Level(Struct):
+    slots: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    gave: bytearray = msgspec.field(default_factory=bytearray)  # per slot: an output, a trace alone, or neither
     count: int = 0
     started_at: datetime | None = None
     completed_at: datetime | None = None
-    inner_numbers: array[int] = field(default_factory=lambda: array("q"))  # by trace: number of the task
-    inner_slots: array[int] = field(default_factory=lambda: array("q"))
+    inner_numbers: array[int] = msgspec.field(default_factory=lambda: array("q"))  # by trace: number of the task
+    inner_slots: array[int] = msgspec.field(default_factory=lambda: array("q"))
 
     def has(self, number: int) -> bool:
         return number < len(self.gave) and self.gave[number] == _OUTPUT
@@ -286,8 +286,7 @@ def _annotate(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace 
     return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapReduceFailure:
+class MapReduceFailure(Struct, frozen=True, kw_only=True):
     key: str  # of its task; of the item if its map has several tasks; "": the run itself failed
     level: int
     at: float
@@ -297,12 +296,11 @@ class MapReduceFailure:
     attempts: int = 0  # for its last model call (S-MR-152)
 
 
-@dataclass(slots=True, kw_only=True)
-class MapReduceEnd:
+class MapReduceEnd(Struct, kw_only=True):
     ending: End
     started_at: float
     completed_at: float
-    failures: Sequence[MapReduceFailure] = field(default_factory=list["MapReduceFailure"])  # the first ones
+    failures: Sequence[MapReduceFailure] = msgspec.field(default_factory=list["MapReduceFailure"])  # the first ones
     failed_maps: int = 0
     cause: BaseException | None = None  # of the source or a factory
     refusal: MapReduceFailure | None = None  # first provider error that affects all calls (S-MR-155)

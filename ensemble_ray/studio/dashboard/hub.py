@@ -10,10 +10,12 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.events import messages
 from ensemble_ray.events.messages import Message
@@ -292,17 +294,15 @@ MOST_CHARACTERS = 67_108_864  # stored characters of one run (S-WEB-66)
 _KEPT_TASKS = 100  # the last active tasks: a map over ten thousand items has as many
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(Struct, frozen=True, kw_only=True):
     run_id: str  # empty: no run
     message: Message
     text: str  # as JSON
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     started_at: object
-    stored: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
+    stored: deque[tuple[int, str]] = msgspec.field(default_factory=deque[tuple[int, str]])
     characters: int = 0
 
     def add(self, position: int, text: str) -> None:
@@ -396,8 +396,7 @@ _RUN_ENDING = "(run ending)"
 _APPROVALS = frozenset({"approve", "continue"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
+class _Open(Struct, frozen=True, kw_only=True):
     request: ReviewRequest
     created_at: float
     decided: asyncio.Future[ReviewDecision]

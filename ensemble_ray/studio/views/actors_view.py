@@ -6,7 +6,8 @@ A visitor without access to the whole cluster sees only processes that work for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ensemble_ray.studio.schemas import (
     Actors,
@@ -27,8 +28,7 @@ _INCOMPLETE = "Not all of the cluster answered: more processes may work for thes
 _ORDER = ("driver", "scheduler", "manager", "agent", "callables", "limiter", "events", "journal")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAndOwner:
+class RunAndOwner(Struct, frozen=True, kw_only=True):
     """An active run, and the process that owns it according to its record."""
 
     run_id: str
@@ -40,8 +40,7 @@ class RunAndOwner:
     memory_mb: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorsQuestion:
+class ActorsQuestion(Struct, frozen=True, kw_only=True):
     visible: Collection[str]  # recorded runs that the visitor may see
     is_all_seen: bool  # also processes of other runs, limits and endpoints
     run_id: str | None = None  # None: all runs

@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from hashlib import sha256
 from sys import intern
 from typing import TypeVar, cast
 
+import msgspec
+from msgspec import Struct
 from pydantic import JsonValue
 
 from ensemble_ray.errors import RecordError
@@ -66,8 +67,7 @@ def cost_schema(cost: tuple[Decimal, str] | None, unpriced_calls: int) -> CostSc
     return CostSchema(amount=f"{cost[0]:f}", currency=cost[1], unpriced_calls=unpriced_calls)
 
 
-@dataclass(slots=True, eq=False)
-class ShownStep:
+class ShownStep(Struct, eq=False):
     execution: history.RecordedExecution
     title: str
     input_tokens: int = 0  # -1: unknown
@@ -79,8 +79,10 @@ class ShownStep:
     unpriced_calls: int = 0
     effect: Effect | None = None  # of its calls that ended or were repeated
     is_reviewed: bool = False
-    spans: list[tuple[SegmentKind, float, float]] = field(default_factory=list["tuple[SegmentKind, float, float]"])
-    tools: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
+    spans: list[tuple[SegmentKind, float, float]] = msgspec.field(
+        default_factory=list["tuple[SegmentKind, float, float]"]
+    )
+    tools: list[tuple[str, str, float]] = msgspec.field(default_factory=list[tuple[str, str, float]])
     _begun_calls: set[str] | None = None  # until the step is completed
     _row: tuple[int, StepSchema] | None = None
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from statistics import median_low
+
+from msgspec import Struct
 
 from ensemble_ray.studio.schemas import Millis, RunRow, TeamTrend, TrendDay, TrendMeasure, TrendSums, UnusualRun
 
@@ -20,8 +21,7 @@ _FAILED = frozenset({"failed", "interrupted"})
 _DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrendPeriod:
+class TrendPeriod(Struct, frozen=True, kw_only=True):
     """The last days up to now. A day begins at midnight with the reader's present offset from UTC."""
 
     days: int

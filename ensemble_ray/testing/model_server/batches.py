@@ -9,10 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
+import msgspec
 from aiohttp import BodyPartReader, web
+from msgspec import Struct
 
 from ensemble_ray.testing.model_server.responses import response_bytes
 from ensemble_ray.testing.model_server.script import (
@@ -33,8 +34,7 @@ _PAGE = 20
 _CHUNK_BYTES = 2**18
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchScript:
+class BatchScript(Struct, frozen=True, kw_only=True):
     """How the server's batches proceed. Their lines have the answers of the server's script.
 
     A line's `Fault` is an error line with that status; of the kind `drop` the line is missing, of the kind `garbage` it is
@@ -59,14 +59,13 @@ class BatchScript:
     code: str = "invalid_json_line"
     is_shuffled: bool = False
     unknown_lines: int = 0
-    errors: Mapping[BatchCall, int] = field(default_factory=dict["BatchCall", int])
-    lost: Mapping[BatchCall, int] = field(default_factory=dict["BatchCall", int])
+    errors: Mapping[BatchCall, int] = msgspec.field(default_factory=dict["BatchCall", int])
+    lost: Mapping[BatchCall, int] = msgspec.field(default_factory=dict["BatchCall", int])
     holds: tuple[BatchCall, Literal["before", "after"]] | None = None
     page: int = _PAGE
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ServedBatch:
+class ServedBatch(Struct, kw_only=True, eq=False):
     """One batch of the server."""
 
     id: str

@@ -6,10 +6,12 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal, cast
+
+import msgspec
+from msgspec import Struct
 
 from ensemble_ray.values.attachments import Attachment, Audio, File, Image
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
@@ -161,8 +163,7 @@ def _attachment_of(part: _Part) -> Attachment | None:
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """An answer in detail."""
 
     text: str | None = None
@@ -176,7 +177,7 @@ class Reply:
     is_ended: bool = True  # streamed: whether the finish reason and `[DONE]` are sent
     reasoning: str | None = None  # before the text: `reasoning_content`, or an item of the Responses API
     #: provider-specific; streamed in one piece before the text
-    members: Mapping[str, object] = field(default_factory=dict[str, object])
+    members: Mapping[str, object] = msgspec.field(default_factory=dict[str, object])
 
     @property
     def shown_finish_reason(self) -> str:
@@ -184,8 +185,7 @@ class Reply:
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """An answer that fails.
 
     `status` answers with that HTTP status and an error object (status 200: an error body in an answer that looks
@@ -200,14 +200,13 @@ class Fault:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawAnswer:
+class RawAnswer(Struct, frozen=True, kw_only=True):
     """An answer with bytes chosen by the script, for cases that no other answer can express."""
 
     body: bytes | Sequence[bytes]  # a sequence is sent piece by piece
     content_type: str = "application/json"
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | RawAnswer | Fault

@@ -15,6 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from msgspec import Struct
+
 from ensemble_ray.errors import ToolConfigurationError, ValidationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.process.concurrency import SystemClock
@@ -274,8 +276,7 @@ _OLD_OVER = frozenset({"completed", "failed", "canceled", "rejected"})
 _LARGEST_WHOLE = 2**53  # larger floats may not be whole numbers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteAnswer:
+class RemoteAnswer(Struct, frozen=True, kw_only=True):
     text: str
     data: object = None  # content of its data parts
     failure: str | None = None  # None: the agent answered

@@ -10,6 +10,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.text.foreign_text import header_flaw, header_name_flaw
 
@@ -92,8 +94,7 @@ _NO_ANSWER = "Server returned an error response"  # the SDK's message for any HT
 _UNREADABLE = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 
 
-@dataclass(slots=True)
-class McpDelivery:
+class McpDelivery(Struct):
     sent: int = 0  # messages that the server may have processed
     status: int | None = None
     #: the server no longer has the session, so it did not process the newest message

@@ -15,12 +15,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, TypeVar, cast
 
 import httpx2
+import msgspec
 import pydantic
+from msgspec import Struct
 from pydantic_core import to_json
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
@@ -66,12 +67,11 @@ class ServerLostError(Exception):
         self.may_be_done = may_be_done
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request(Generic[T]):
+class _Request(Struct, Generic[T], frozen=True, eq=False):
     work: Callable[[Client], Awaitable[T]]
     outcome: asyncio.Future[T]
     limit_s: float | None = None
-    delivery: McpDelivery = field(default_factory=McpDelivery)
+    delivery: McpDelivery = msgspec.field(default_factory=McpDelivery)
 
     def fail(self, error: BaseException) -> None:
         if not self.outcome.done():

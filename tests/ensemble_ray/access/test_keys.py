@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import stat
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ensemble_ray import EnsembleError, RateLimit, ValidationError
 from ensemble_ray.access.admission import ApiKey, Right, is_key, new_key, parse_rate, parse_rights, render_rate
@@ -178,4 +178,4 @@ def test_no_more_keys_are_kept_than_a_request_is_compared_with(tmp_path: Path, m
     file = KeyFile(tmp_path)
     file.add(made()[1])
     with pytest.raises(ValidationError, match="the limit is 1"):
-        file.add(dataclasses.replace(made()[1], name="ben"))
+        file.add(structs.replace(made()[1], name="ben"))

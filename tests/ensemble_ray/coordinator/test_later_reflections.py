@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ensemble_ray import Plan
 from ensemble_ray.execute.orders import TaskOrder, TaskResult

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import ExitReason, IllegalStateError, Node, Plan, RunState
 from ensemble_ray.facts.reading import read_fact

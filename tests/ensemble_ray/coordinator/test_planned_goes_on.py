@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import ExitReason, Plan, RecordError, RunState, StaleEpochError
 from ensemble_ray.execute.orders import ResumePoint, TaskResult

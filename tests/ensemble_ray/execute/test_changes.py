@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import TaskHandlerContext, TaskOutput, TaskStartEvent
 from ensemble_ray.execute.orders import Revision

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from ensemble_ray import (

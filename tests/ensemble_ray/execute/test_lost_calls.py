@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import Effect, UnknownEffect, UnknownOutcomeError
 from ensemble_ray.execute.orders import TaskResult

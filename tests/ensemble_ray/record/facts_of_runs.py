@@ -1,8 +1,9 @@
 """Facts as runs record them; for the tests of folds, of re-runs and of the tree."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from ensemble_ray import (
     CostConfiguration,

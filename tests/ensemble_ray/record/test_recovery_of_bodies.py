@@ -6,9 +6,9 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncGenerator, Collection, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import RunState
 from ensemble_ray.execute.orders import ResumePoint

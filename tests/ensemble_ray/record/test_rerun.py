@@ -1,9 +1,9 @@
 """Running under an id that was used before, and whether two definitions are the same."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import RunExistsError, RunState, ValidationError
 from ensemble_ray.facts.fact import Fact

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 from ray._private.workers import default_worker
 
 from ensemble_ray import (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ensemble_ray import ExitReason, RunState
 from ensemble_ray.schedule.instructions import ReduceGroup
@@ -71,7 +72,7 @@ def worlds(draw: st.DrawFn, *, fails: bool = False) -> World:
         fails_on_reduce=fails and draw(st.booleans()),
     )
     return World(
-        rules=rules if rules.grouping is Grouping.BUDGET else replace(rules, max_levels=None),
+        rules=rules if rules.grouping is Grouping.BUDGET else structs.replace(rules, max_levels=None),
         items=draw(st.integers(1, 18)),
         weights=tuple(draw(st.lists(st.integers(0, 20), min_size=1, max_size=9))),
         growth=draw(st.sampled_from([1, 1, 3])),
@@ -145,9 +146,9 @@ def test_every_survivor_reaches_the_final_reduce_when_some_fail(world: World, ch
 def test_tree_is_the_same_when_others_end_first(world: World, chance: int, window: int) -> None:
     """S-MR-49, S-MR-113, S-SET-20: for levels and in order, whatever the window."""
     if world.rules.is_pipelined:
-        world = replace(world, rules=replace(world.rules, is_ordered=True))
-    world = replace(world, rules=replace(world.rules, fails_on_item=False, fails_on_reduce=False))
-    other = replace(world, rules=replace(world.rules, window=window))
+        world = replace(world, rules=structs.replace(world.rules, is_ordered=True))
+    world = replace(world, rules=structs.replace(world.rules, fails_on_item=False, fails_on_reduce=False))
+    other = replace(world, rules=structs.replace(world.rules, window=window))
 
     assert ordered_reduces(world.play(chance)) == ordered_reduces(other.play(chance + 1))
 
@@ -156,7 +157,7 @@ def test_tree_is_the_same_when_others_end_first(world: World, chance: int, windo
 @given(world=worlds(), chance=st.integers(0, 99))
 def test_groups_equal_the_definition_when_pipelined(world: World, chance: int) -> None:
     """S-MR-111, S-MR-112, word by word: a pool for each level, which goes up when its level is complete."""
-    world = replace(world, rules=replace(world.rules, is_pipelined=True, is_ordered=False))
+    world = replace(world, rules=structs.replace(world.rules, is_pipelined=True, is_ordered=False))
     run = world.play(chance)
 
     assert [each.inputs for each in run.reduces] == pooled(world, run.ended[:-1])
@@ -200,7 +201,7 @@ def pooled(world: World, ended: Sequence[Work]) -> list[tuple[Work, ...]]:
 @given(world=worlds(fails=True), chance=st.integers(0, 99), cut=st.integers(0, 30))
 def test_tree_is_the_same_when_the_run_is_cut_and_resumed(world: World, chance: int, cut: int) -> None:
     """S-MR-161: groups that had begun are kept; for levels and in order the others are as they would have been."""
-    world = replace(world, rules=replace(world.rules, fails_on_item=False, fails_on_reduce=False))
+    world = replace(world, rules=structs.replace(world.rules, fails_on_item=False, fails_on_reduce=False))
     first = world.play(chance, most=cut)
     is_recorded = set(first.ended)
     by_chance = chosen(chance + 1)

@@ -148,7 +148,7 @@ def test_a_failure_is_told_in_one_line() -> None:
 
 def test_attempts_count_epochs() -> None:
     """S-STU-17: a step that another process took up was begun twice."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     later = replace(model("facts#0", 0, 104.0), epoch=2)
     view = folded(*begun(node("facts", "Find facts")), model("facts#0", 0, 102.0), later)

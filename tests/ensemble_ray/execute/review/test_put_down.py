@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import AbstractAgentTool, ReviewDecision, ToolResult
 from ensemble_ray.facts.effects import ToolIntended

@@ -7,10 +7,10 @@ import io
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import (
     AbstractAgentTool,

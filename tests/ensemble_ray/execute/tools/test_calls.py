@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ensemble_ray import AgentTool, Effect, StaleEpochError, ToolResult, current_tool_context, tool
 from ensemble_ray.facts.fact import Fact

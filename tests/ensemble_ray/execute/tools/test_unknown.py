@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ensemble_ray import (
     CalculatorTool,
@@ -78,7 +79,7 @@ async def resumed(
     bench = Bench(
         agents={"draft": writer(model, tools=[search])},
         known=known,
-        context=replace(context, on_unknown=on_unknown),
+        context=structs.replace(context, on_unknown=on_unknown),
         driver=driver,
         ask_unknown=ask,
     )
@@ -128,7 +129,7 @@ async def test_unknown_outcome_is_settled_for_good_when_another_house_takes_over
 async def test_text_of_an_unknown_outcome_is_whole_when_tool_output_is_cut() -> None:
     """S-DUR-24: half of it would tell the model nothing."""
     _, _, _, model = await resumed(
-        await begun(), on_unknown="tell_model", context=replace(RUN_CONTEXT, max_tool_output_length=9)
+        await begun(), on_unknown="tell_model", context=structs.replace(RUN_CONTEXT, max_tool_output_length=9)
     )
     assert "truncated" not in shown_result(model)
 
@@ -189,7 +190,7 @@ async def test_call_is_made_again_under_the_same_key_when_it_is_decided_so() -> 
     bench = Bench(
         agents={"draft": writer(ScriptedModel("Three"), tools=[search])},
         known=await begun(),
-        context=replace(RUN_CONTEXT, on_unknown="ask"),
+        context=structs.replace(RUN_CONTEXT, on_unknown="ask"),
         driver=driver,
     )
     result = await bench.run(epoch=1)
@@ -262,7 +263,7 @@ async def test_decision_is_synced_before_it_is_acted_on() -> None:
     bench = Bench(
         agents={"draft": writer(ScriptedModel("Three"), tools=[Search()])},
         journal=journal,
-        context=replace(RUN_CONTEXT, on_unknown="ask"),
+        context=structs.replace(RUN_CONTEXT, on_unknown="ask"),
         driver=Driver("repeat"),
     )
     await bench.run(epoch=1)

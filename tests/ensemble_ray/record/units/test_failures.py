@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from ensemble_ray import (
     AgentExecutionError,
@@ -117,7 +118,7 @@ SKIPPED = PhaseResult(unit="phase:print", status="skipped")
 
 def test_rejected_phase_fails_with_the_reason() -> None:
     """S-PHASE-54, S-PHASE-85: and with where each phase stands."""
-    failed = replace(DONE, status="failed")
+    failed = structs.replace(DONE, status="failed")
     refused = UnitFailure(unit="phase:draft", at=4.0, reason="rejected", completed_before=3, message="too long")
     made = outputs([*DRAFTED, "phase:draft#0/check#0"])
     ended = EndedUnits(plan=phase_plan(DRAFT, PRINT), results=[failed, SKIPPED], failures=[refused], outputs=made)
@@ -144,11 +145,11 @@ def test_failed_task_of_a_phase_is_told_as_it_is() -> None:
 @pytest.mark.parametrize("error", [ValidationError("no such tool"), MaxLoopIterationsExceededError("refine", 3)])
 def test_other_errors_of_a_phase_are_wrapped(error: Exception) -> None:
     """S-PHASE-53: `Phase failed: {message}`."""
-    failed = replace(DONE, status="failed", outputs=())
+    failed = structs.replace(DONE, status="failed", outputs=())
     ended = EndedUnits(plan=phase_plan(DRAFT), results=[failed])
     seen = FailureSeen(at=1.0, error=error, completed_before=0, node=ended.nodes["plan"])
     if isinstance(error, MaxLoopIterationsExceededError):
-        seen = replace(seen, node=None, unit="phase:draft#0/loop:refine")
+        seen = structs.replace(seen, node=None, unit="phase:draft#0/loop:refine")
     wrapped = failure_of(ended, [seen])
     assert type(wrapped) is TaskExecutionError
     assert str(wrapped) == f"Phase failed: {error}"
@@ -159,8 +160,8 @@ def test_parallel_phase_that_goes_on_fails_with_all_its_causes() -> None:
     """S-PHASE-50, S-PHASE-53: under the phase's own rules; failures of other phases are none of its."""
     phase = replace(DRAFT, workflow="parallel", review=None)
     plan = phase_plan(phase, replace(PRINT, after=()), strategy="continue_on_error")
-    failed = replace(DONE, status="failed", outputs=())
-    ended = EndedUnits(plan=plan, results=[failed, replace(SKIPPED, status="failed")])
+    failed = structs.replace(DONE, status="failed", outputs=())
+    ended = EndedUnits(plan=plan, results=[failed, structs.replace(SKIPPED, status="failed")])
     error = _raised(ended, *(_failed(ended, key) for key in ("layout", "plan", "write")))
     assert isinstance(error, TaskExecutionError)
     assert str(error).startswith("Phase failed: 2 of 2 tasks failed: 'plan': ")
@@ -171,7 +172,7 @@ def test_parallel_phase_that_goes_on_fails_with_all_its_causes() -> None:
 
 def test_review_that_raises_and_a_rerun_that_fails_are_failures_of_the_phase() -> None:
     """S-PHASE-92, S-PHASE-93: the rerun of an earlier phase is blamed on the one that wanted it."""
-    failed = replace(DONE, status="failed")
+    failed = structs.replace(DONE, status="failed")
     ended = EndedUnits(plan=phase_plan(DRAFT, PRINT), results=[failed, SKIPPED], outputs=outputs(DRAFTED))
     assert str(_raised(ended, _failed(ended, "check"))) == "Task 'check' failed: the model failed"
     printing = PhaseResult(unit="phase:print", status="failed", outputs=("phase:print#0/layout#0",), attempts=1)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
 from ensemble_ray.record.units import EndedUnits, graph_trace, loop_traces, phase_traces, unit_outputs
 from ensemble_ray.schedule.instructions import GraphResult, LoopResult, PhaseResult, StepResult
@@ -48,7 +49,7 @@ def test_loop_is_flagged_only_by_its_cap_and_when_it_asks_for_that(
     """S-LOOP-60, S-LOOP-63."""
     ended = EndedUnits(
         plan=loop_plan(replace(REFINE, on_max_iterations=action)),
-        results=[replace(RAN, termination_reason=reason)],
+        results=[structs.replace(RAN, termination_reason=reason)],
         outputs=ALL,
     )
     assert unit_outputs(ended).loops["refine"].is_flagged is is_flagged
@@ -56,7 +57,7 @@ def test_loop_is_flagged_only_by_its_cap_and_when_it_asks_for_that(
 
 def test_unfinished_iteration_has_the_tasks_that_completed() -> None:
     """S-LOOP-112."""
-    left = replace(RAN, iterations=(TWO[0], (TWO[1][0],)), termination_reason="exit_early")
+    left = structs.replace(RAN, iterations=(TWO[0], (TWO[1][0],)), termination_reason="exit_early")
     found = unit_outputs(EndedUnits(plan=loop_plan(REFINE), results=[left], outputs=ALL)).loops["refine"]
     assert [list(each) for each in found.iterations] == [["write", "Do critic"], ["write"]]
     assert found.termination_reason == "exit_early"
