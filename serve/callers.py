@@ -139,6 +139,8 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (errors.MaxLoopIterationsExceededError, HTTPStatus.BAD_GATEWAY),
     (errors.MaxGraphStepsExceededError, HTTPStatus.BAD_GATEWAY),
     (errors.GraphNoEdgeMatchedError, HTTPStatus.BAD_GATEWAY),
+    (errors.AllModelsFailedError, HTTPStatus.BAD_GATEWAY),
+    (errors.BatchError, HTTPStatus.BAD_GATEWAY),
     (errors.ReviewTimeoutError, HTTPStatus.GATEWAY_TIMEOUT),
     (errors.ReviewDecidedError, HTTPStatus.CONFLICT),
     (errors.AgentExecutionError, HTTPStatus.BAD_GATEWAY),

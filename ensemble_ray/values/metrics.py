@@ -391,7 +391,8 @@ ActorKind: TypeAlias = Literal["scheduler", "agent", "manager", "callables", "jo
 ActorState: TypeAlias = Literal["ready", "starting", "silent", "kept", "retiring"]
 
 
-class BucketDescription(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketDescription:
     name: str
     requests: int
     period_s: float

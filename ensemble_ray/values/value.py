@@ -134,12 +134,13 @@ def find_own_name(kind: type[object], name: str) -> str:
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 AGE_PATTERN = r"[0-9]{1,12}\s*[smhdw]"  # more digits exceed any calendar
+_AGE = re.compile(AGE_PATTERN)
 
 
 def age_from(text: str) -> timedelta:
     """Parse an age: `7d`, `12h`, `30m`, `2w`, `90s`."""
     plain = text.strip().lower()
-    if not re.fullmatch(AGE_PATTERN, plain):
+    if not _AGE.fullmatch(plain):
         raise ValidationError(
             f"'{text}' is no age: write 30d for days, 12h for hours, 2w for weeks, 30m for minutes, 90s for seconds"
         )

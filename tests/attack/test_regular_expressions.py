@@ -24,6 +24,7 @@ from ensemble_ray.prompts.task import _REFLECTION_HEADING
 from ensemble_ray.record.journal import _LONG
 from ensemble_ray.text.answers import _TAG
 from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
+from ensemble_ray.values.value import _AGE
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,7 @@ BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,
     ("ensemble_ray/text/answers.py", "_TAG"): _TAG,
+    ("ensemble_ray/values/value.py", "_AGE"): _AGE,
 }
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})

@@ -121,6 +121,7 @@ async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page
                 "e => e.getBoundingClientRect().left - e.parentElement.getBoundingClientRect().left"
             )
             assert inside >= 8
+            await page.goto("about:blank")
         finally:
             for gate in model.gates:
                 gate.open.set()
@@ -143,6 +144,7 @@ async def test_a_second_answer_takes_the_place_of_the_first(page: Page, tmp_path
                 await expect(said).to_have_text(text)
                 model.gates[2 * turn + 1].open.set()
             await run
+            await page.goto("about:blank")  # no request is in progress when the dashboard ends
         finally:
             for gate in model.gates:
                 gate.open.set()

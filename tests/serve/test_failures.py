@@ -10,6 +10,8 @@ import pytest
 import ensemble_ray
 from ensemble_ray import (
     AgentExecutionError,
+    AllModelsFailedError,
+    BatchError,
     CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
@@ -53,6 +55,8 @@ STATUSES: list[tuple[BaseException, int]] = [
     (LIMIT, 503),
     (CircuitOpenError("the endpoint fails"), 503),
     (TaskExecutionError("failed"), 502),
+    (AllModelsFailedError({"openai:a": "HTTP 503"}), 502),
+    (BatchError("HTTP 404", "4f2a"), 502),
     (OutputParsingError("no JSON"), 502),
     (ParallelExecutionError("1 of 2 tasks failed"), 502),
     (AgentExecutionError("model"), 502),
