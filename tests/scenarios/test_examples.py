@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import SqliteMemory, ToolCall
-from ensemble_ray.testing import ServedRequest
+from ensemble_ray.testing import Fault, ServedRequest
 from ensemble_ray.testing.model_server import Answer
 from tests.scenarios import test_agents_of_others, test_shown_examples
 from tests.scenarios.running_examples import EXAMPLES, results_of, run_example
@@ -291,6 +291,35 @@ def test_describe_photos_runs(tmp_path: Path) -> None:
     assert lines[0] == "broken.png: left out, File 'broken.png' is empty"
     assert all("A square of" in line for line in lines[1:])
     assert len(server.requests) == 3
+
+
+def test_fallback_chain_runs(tmp_path: Path) -> None:
+    """S-FBK-10: the small model answers what the large one refuses."""
+
+    def script(request: ServedRequest) -> Answer:
+        is_refused = request.model == "large" and "neap" in request.text
+        return Fault(status=403) if is_refused else f"An answer of {request.model}"
+
+    printed, _ = run_example("fallback_chain.py", script, tmp_path, "openai:large", "openai:small")
+    assert printed.splitlines() == [
+        "large: An answer of large",
+        "small: An answer of small",
+        "large: An answer of large",
+        "45 tokens, cost unknown",
+    ]
+
+
+def test_batch_labels_runs(tmp_path: Path) -> None:
+    """S-BAT-13: all labels come in one batch."""
+
+    def script(request: ServedRequest) -> Answer:
+        return "good" if "fine" in request.text else "bad"
+
+    printed, server = run_example("batch_labels.py", script, tmp_path, "openai:m", "", "0.05")
+    assert printed.splitlines()[:2] == ["bad   The kettle leaks.", "good  A fine lamp, and it arrived early."]
+    assert printed.splitlines()[3:] == ["3 answers, 0 of an earlier run"]
+    (batch,) = server.batches
+    assert len(batch.custom_ids) == 3
 
 
 def test_approval_runs(tmp_path: Path) -> None:
