@@ -23,7 +23,7 @@ _Recorded = Mapping[tuple[str, str], Attachment]
 
 def restore_attachments(tasks: Sequence[Task], header: PlanRecorded | None) -> Sequence[Task]:
     """Return the tasks of a recorded run with references to the recorded contents, also if a path or URL has changed since."""
-    if header is None or not any(task.attachments for task in tasks):
+    if header is None or not [task for task in tasks if task.attachments]:
         return tasks
     recorded = recorded_attachments(header)
     return [_with(task, [_restored(each, recorded) for each in task.attachments]) for task in tasks]
@@ -35,7 +35,7 @@ async def read_attachments(tasks: Sequence[Task], header: PlanRecorded | None = 
     A `ValidationError` names the task and the reason. `header`: of the recorded run that is resumed.
     """
     tasks = restore_attachments(tasks, header)
-    if not any(task.attachments for task in tasks):
+    if not [task for task in tasks if task.attachments]:
         return tasks
     read: dict[Attachment, Attachment] = {}
     found: list[Task] = []

@@ -173,7 +173,7 @@ class ModelCalls:
             schema = None if self._structured is None else self._structured[1]
             digest = self._reuse.digest(name, request_digest, tools, schema)
             reused = await self._take(self._reuse, digest, self._stream if is_streaming else None)
-        if reused is None and any(message.attachments for message in messages):
+        if reused is None and [message for message in messages if message.attachments]:
             messages = await self._with_contents(messages)
         effect = lost or reused or await self._send(name, messages, tools, is_streaming=is_streaming)
         if lost is None and self._on_incomplete == "retry":
@@ -197,7 +197,7 @@ class ModelCalls:
     ) -> FirstRequest:
         """Return a request for a batch; it has no tools."""
         check_messages(self._model, messages)
-        if any(message.attachments for message in messages):
+        if [message for message in messages if message.attachments]:
             messages = await self._with_contents(messages)
         schema = None if self._structured is None else self._structured[1]
         reuse_digest, reused = "", None
