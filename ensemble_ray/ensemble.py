@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ensemble_ray.runs.handle import Run
     from ensemble_ray.runs.launching import ResumeState
     from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray.values.attachments import Attachment
     from ensemble_ray.values.messages import ChatMessage
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.task_output import OutputType
@@ -213,10 +214,16 @@ def run(
 
 
 def build_question(
-    agent: Agent, description: str, *, output_type: OutputType | None, history: Sequence[ChatMessage]
+    agent: Agent,
+    description: str,
+    *,
+    output_type: OutputType | None,
+    history: Sequence[ChatMessage],
+    attachments: Attachment | Sequence[Attachment],
 ) -> Ensemble:
     """Return the ensemble of one task for a question to an agent."""
-    return Ensemble(tasks=[Task(description, agent=agent, output_type=output_type, history=history)])
+    asked = Task(description, agent=agent, output_type=output_type, history=history, attachments=attachments)
+    return Ensemble(tasks=[asked])
 
 
 def join(begun: Run) -> EnsembleOutput:

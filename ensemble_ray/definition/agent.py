@@ -19,6 +19,7 @@ from ensemble_ray.ports import RunsTask
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.tool import AgentTool
+from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.delegation import TaskAnswer, TaskRequest
 from ensemble_ray.values.messages import ChatMessage, Effect, OnIncomplete
 from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed
@@ -151,6 +152,7 @@ class Agent(fields.Identified):
         *,
         output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
+        attachments: Attachment | Sequence[Attachment] = (),
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
@@ -162,6 +164,7 @@ class Agent(fields.Identified):
             question: Used word for word; braces are text.
             output_type: Type that the answer is parsed into, as `Task.output_type`; read the value from `output.parsed`.
             history: Conversation to continue: the output of an earlier question, or alternating questions and answers.
+            attachments: Pictures, audio and files that are sent with the question.
             runtime: As for `Ensemble.run`.
             run_id: As for `Ensemble.run`.
             options: As for `Ensemble.run`.
@@ -171,7 +174,7 @@ class Agent(fields.Identified):
             ValidationError: the question or the history is not valid, or the agent has no model.
             EnsembleError: the run failed, as for `Ensemble.run`.
         """
-        asked = self.to_ensemble(question, output_type=output_type, history=history)
+        asked = self.to_ensemble(question, output_type=output_type, history=history, attachments=attachments)
         return _answer_of(asked, asked.run(runtime=runtime, run_id=run_id, options=options, **fields))
 
     async def arun(
@@ -180,13 +183,14 @@ class Agent(fields.Identified):
         *,
         output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
+        attachments: Attachment | Sequence[Attachment] = (),
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AgentOutput[Parsed]:
         """`run` for async code, with the same contract. Cancelling it ends the run first."""
-        asked = self.to_ensemble(question, output_type=output_type, history=history)
+        asked = self.to_ensemble(question, output_type=output_type, history=history, attachments=attachments)
         return _answer_of(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options, **fields))
 
     def stream(
@@ -195,6 +199,7 @@ class Agent(fields.Identified):
         *,
         output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
+        attachments: Attachment | Sequence[Attachment] = (),
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
@@ -207,7 +212,9 @@ class Agent(fields.Identified):
         Raises:
             ValidationError, EnsembleError: as `run`.
         """
-        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
+        asked = self.to_ensemble(question, output_type=output_type, history=history, attachments=attachments).replace(
+            stream=True
+        )
 
         def events() -> Iterator[Event | AgentOutput[Parsed]]:
             begun = asked.start(runtime=runtime, run_id=run_id, options=options, **fields)
@@ -227,20 +234,28 @@ class Agent(fields.Identified):
         *,
         output_type: type[Parsed] | UnionType | None = None,
         history: History | None = None,
+        attachments: Attachment | Sequence[Attachment] = (),
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
         """`stream` for async code, with the same contract."""
-        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
+        asked = self.to_ensemble(question, output_type=output_type, history=history, attachments=attachments).replace(
+            stream=True
+        )
         events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options, **fields))
         async with aclosing(events):
             async for each in events:
                 yield _answer_of(asked, each) if isinstance(each, EnsembleOutput) else each
 
     def to_ensemble(
-        self, question: str, *, output_type: OutputType | None = None, history: History | None = None
+        self,
+        question: str,
+        *,
+        output_type: OutputType | None = None,
+        history: History | None = None,
+        attachments: Attachment | Sequence[Attachment] = (),
     ) -> Ensemble:
         """Return the ensemble of one task that runs for this question.
 
@@ -254,7 +269,11 @@ class Agent(fields.Identified):
             raise ValidationError(f"Agent question must be a text, got: {type(question).__name__}")
         fields.check_text(question, "Agent question must not be blank")
         return build_question(
-            self, fields.escape_template(question), output_type=output_type, history=_messages_of(history)
+            self,
+            fields.escape_template(question),
+            output_type=output_type,
+            history=_messages_of(history),
+            attachments=attachments,
         )
 
 

@@ -16,6 +16,7 @@ import pytest
 from ensemble_ray import (
     Agent,
     AgentExecutionError,
+    AgentOutput,
     Audio,
     CaptureMode,
     Ensemble,
@@ -402,3 +403,21 @@ def test_team_file_runs_with_the_file_of_an_input(model_server: Callable[..., Mo
     text, *pictures = cast("list[dict[str, Any]]", request.messages[1]["content"])
     assert "Compare a.png" in text["text"]
     assert [each["image_url"]["url"] for each in pictures] == [Image(PNG + each).data_url for each in (b"b", b"a")]
+
+
+async def test_a_question_has_attachments(runtime: Runtime) -> None:
+    """S-ATT-29: in each way to ask."""
+    picture = Image(b"\x89PNG\r\n\x1a\n...", name="pier.png")
+    model = ScriptedModel(otherwise="a pier", reads=["image"])
+    viewer = Agent(role="Viewer", goal="Look", llm=model)
+    answers = [
+        viewer.run("Where is it?", attachments=picture, runtime=runtime),
+        await viewer.arun("Where is it?", attachments=[picture], runtime=runtime),
+        *[
+            each
+            for each in viewer.stream("Where is it?", attachments=picture, runtime=runtime)
+            if isinstance(each, AgentOutput)
+        ],
+    ]
+    assert [each.text for each in answers] == ["a pier"] * 3
+    assert [[one.name for one in each.attachments] for each in model.calls] == [["pier.png"]] * 3
