@@ -232,7 +232,7 @@ class RemoteAccount:
 
     async def share_spent(self) -> float:
         await self.settle()  # the service may have been restarted
-        reply = await self._deliver(SpendingQuestion(budget=self._budget))
+        reply = await self._deliver(lambda: SpendingQuestion(budget=self._budget))
         return self._budget.share_of(reply.total if isinstance(reply, Spent) else self.spent)
 
     def close(self) -> None:
@@ -270,12 +270,13 @@ class RemoteAccount:
 
     async def _send(self, claim: str) -> None:
         """Repeat the report until it arrives: others wait for the reserved amount."""
-        await self._deliver(Charged(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent))
+        await self._deliver(lambda: Charged(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent))
 
-    async def _deliver(self, message: BudgetMessage) -> BudgetReply:
+    async def _deliver(self, make: Callable[[], BudgetMessage]) -> BudgetReply:
+        """Repeat a message until it arrives, each time with what is spent by then."""
         while True:
             try:
-                return await self._service.account(message)
+                return await self._service.account(make())
             except ConnectionError:
                 await asyncio.sleep(_RETRY_S)
 

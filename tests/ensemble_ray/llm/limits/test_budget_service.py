@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
+from ensemble_ray.llm.limits import accounts
 from ensemble_ray.llm.limits.accounts import (
     BudgetClaim,
     BudgetMessage,
@@ -72,6 +73,32 @@ async def test_known_process_needs_one_message_per_claim() -> None:
     await settle()
     claims = [each for each in way.messages if isinstance(each, BudgetClaim)]
     assert [claim.balance is not None for claim in claims] == [True, False, False]
+
+
+async def test_late_report_does_not_take_back_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-BUD-8: a report that is repeated because the service was gone says what is spent by then."""
+    monkeypatch.setattr(accounts, "_RETRY_S", 0.0)
+    way, is_back = Way(), asyncio.Event()
+
+    async def hold(message: BudgetMessage) -> None:
+        if isinstance(message, Charged) and message.claim == claim and not is_back.is_set():
+            await is_back.wait()
+            raise ConnectionError("gone")
+
+    one = way.process("one")
+    claim = await one.reserve(Amount(40))
+    way.before = hold
+    one.charge(claim, Amount(40))
+    await settle()
+    way.service = BudgetService()
+    second = await one.reserve(Amount(40))
+    one.charge(second, Amount(40))
+    await settle()
+    is_back.set()
+    await one.settle()
+    await settle()
+    with pytest.raises(BudgetExhaustedError, match="80 tokens are spent"):
+        await one.reserve(Amount(30))
 
 
 async def test_dead_process_gives_back_what_it_reserved() -> None:
