@@ -19,6 +19,7 @@ from typing import TypeVar, cast
 from zlib import crc32
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.errors.texts import brief
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
@@ -173,12 +174,15 @@ def check_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def is_damage(error: BaseException) -> bool:
-    return getattr(error, "sqlite_errorname", "").partition("_")[2].startswith(("CORRUPT", "NOTADB"))
+    name: str = getattr(error, "sqlite_errorname", "")  # none if Python cannot decode a text, as after a flipped bit
+    return name.partition("_")[2].startswith(("CORRUPT", "NOTADB")) or str(error).startswith(
+        "Could not decode to UTF-8"
+    )
 
 
 def unreadable(path: Path, reason: BaseException | str) -> RecordError:
     if isinstance(reason, str) or is_damage(reason):
-        found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
+        found = RecordError(f"The record is damaged: {path} cannot be read ({brief(str(reason))})", str(path))
     else:
         found = RecordError(f"Cannot read the record {path}: {reason}", str(path))
     found.__cause__ = reason if isinstance(reason, BaseException) else None

@@ -240,6 +240,19 @@ def test_flipped_bit_of_a_fact_is_told() -> None:
             run_blocking(SqliteStore(home_directory()).facts(altered.name))
 
 
+@pytest.mark.parametrize("column", ["data", "name"])
+def test_flipped_bit_that_makes_no_text_is_told(column: str) -> None:
+    """S-DUR-9: Python cannot decode the text, which is damage too, and the error does not repeat the text."""
+    sequential().run(run_id="undecodable", runtime=InlineRuntime())
+    path = home_directory() / "runs" / "undecodable" / RECORD
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        changed = f"UPDATE facts SET {column} = CAST(CAST({column} AS BLOB) || X'FF' AS TEXT) WHERE seq = 3"  # noqa: S608
+        connection.execute(changed)
+    with pytest.raises(RecordError, match=r"The record is damaged: .* \(Could not decode to UTF-8") as told:
+        run_blocking(SqliteStore(home_directory()).facts("undecodable"))
+    assert len(str(told.value)) < 400
+
+
 @pytest.mark.parametrize("has_checksum", [True, False])
 @pytest.mark.parametrize(
     ("column", "value"),
