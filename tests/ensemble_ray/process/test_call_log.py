@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.process.context import CallLog
+from ensemble_ray.process.context import CallLog, _output
+from tests.scenarios.teams import until
 
 log = logging.getLogger("tests.call_log")
 
@@ -53,6 +54,7 @@ def test_a_program_is_as_without_it_when_a_call_runs(
 ) -> None:
     """S-TOOL-35: the same stream, no handler, Python's output of a logger without handlers; afterwards no trace of it."""
     monkeypatch.setattr(logging.root, "handlers", [])
+    until(lambda: not _output.calls, "the end of calls that earlier tests left")
     stream, factory, attributes = sys.stdout, logging.getLogRecordFactory(), dict(vars(sys.stdout))
     with CallLog() as lines:
         assert sys.stdout is stream
