@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentExecutionError", "AllModelsFailedError", "BatchError", "BudgetExhaustedError", "CircuitOpenError",
-    "ConstraintViolationError", "EnsembleError", "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError", "IllegalStateError", "ManagerStalledError",
+    "ConstraintViolationError", "EnsembleError", "ExitEarlyError", "GraphNoEdgeMatchedError", "GuardrailViolationError",
+    "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
     "RecordError", "ReviewDecidedError", "ReviewTimeoutError", "RunExistsError", "StaleEpochError",

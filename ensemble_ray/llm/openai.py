@@ -306,6 +306,11 @@ class OpenAIChatModel:
         if (refusal := as_refusal(error, attached_to(messages), self._model)) is not None:
             raise refusal from error
 
+    @property
+    def batch_path(self) -> str:
+        """The path of its requests in a batch."""
+        return self._API.batch_path
+
     def request_body(self, messages: Sequence[ChatMessage], schema: JsonSchema | None = None) -> bytes:
         """Return the body of a request that `chat`, or `chat_structured`, would send now."""
         endpoint = self._endpoint()

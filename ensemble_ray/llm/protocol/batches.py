@@ -76,11 +76,6 @@ class BatchEndpoint:
     connection: Mapping[str, object] = field(repr=False)  # with the key
     query: Mapping[str, object]
 
-    @property
-    def path(self) -> str:
-        """The path of its requests, as the provider names it."""
-        return f"/v1{self.endpoint.api.path}"
-
     async def upload(self, name: str, file: IO[bytes]) -> str:
         """Upload the requests, and return the id of the file."""
 
@@ -97,7 +92,7 @@ class BatchEndpoint:
             return _described(
                 await client.batches.create(
                     input_file_id=file_id,
-                    endpoint=cast("Any", self.path),
+                    endpoint=cast("Any", self.endpoint.api.batch_path),
                     completion_window=cast("Any", window),  # the package knows one of the windows
                     metadata={**metadata, KEY: key},
                     extra_query=self.query,

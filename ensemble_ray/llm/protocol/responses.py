@@ -46,7 +46,7 @@ _log = bounded_logger(__name__)
 
 _LIMITS = AnswerLimits()
 _EVENT = "a piece of the stream"
-#: Items that a `ChatMessage` can carry; any other one, such as reasoning, is kept for its origin.
+#: Items that a `ChatMessage` can carry; an answer keeps other ones, such as reasoning, for its origin.
 _PLAIN_ITEMS = frozenset({"message", "function_call"})
 _OF_CALL = frozenset({"name", "arguments", "call_id"})  # these are in the `ToolCall`
 _CONTENT, _LOGPROBS, _IDS = frozenset({"content"}), frozenset({"logprobs"}), frozenset({"id", "status"})
@@ -65,7 +65,7 @@ _LAST_EVENTS = frozenset(f"response.{end}" for end in ("completed", "incomplete"
 _TEXTS = frozenset({"response.output_text.delta", "response.refusal.delta"})
 _THOUGHTS = frozenset({"response.reasoning_summary_text.delta", "response.reasoning_text.delta"})
 
-# State of this process, by origin: what the endpoint refused.
+# Refusals of endpoints that this process knows, by origin.
 
 _without_encrypted: set[str] = set()  # a model without reasoning
 _without_ids: set[str] = set()  # it looks for items by their ids, and has stored none

@@ -196,6 +196,11 @@ class ModelApi(Struct, frozen=True, kw_only=True):
     #: notes what the text of a failure refuses, for later requests to an origin; returns its name, or ""
     learn: Callable[[bytes, str], str] | None = None
 
+    @property
+    def batch_path(self) -> str:
+        """The path of a request in a batch, as providers name it."""
+        return f"/v1{self.path}"
+
 
 def encode_request(
     prefix: bytes,

@@ -340,7 +340,7 @@ class BatchSession:
             return b""
         mark = f"/{_KEEP}" if agent is not None and agent.keep_reasoning else ""
         body = model.request_body(first.messages, first.schema)
-        return request_line(f"{first.order.instance}/{first.digest}{mark}", model.batches().path, body)
+        return request_line(f"{first.order.instance}/{first.digest}{mark}", model.batch_path, body)
 
     async def _reserve(self, first: FirstRequest) -> None:
         """Reserve the price of an answer in a batch; may raise `BudgetExhaustedError` (S-BAT-31)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -10,11 +11,14 @@ from ensemble_ray import (
     AbstractAgentTool,
     Agent,
     AgentTool,
+    ChatMessage,
+    ChatResponse,
     Effect,
     NoOpToolMetrics,
     Task,
     ToolCall,
     ToolResult,
+    ToolSpec,
     UnknownEffect,
 )
 from ensemble_ray.events import Event
@@ -175,3 +179,21 @@ def searching(search: AgentTool, *entries: object) -> tuple[Bench, ScriptedModel
     """A task whose agent searches once, then answers."""
     model = ScriptedModel(*(entries or (call("search", '{"input": "Ray"}'), "Three")))  # type: ignore[arg-type]  entries
     return Bench(agents={"draft": writer(model, tools=[search])}), model
+
+
+class InPieces:
+    """Streams the answers of a scripted model in pieces; an entry after a text with `...` is raised after the first piece."""
+
+    chat: Callable[..., Awaitable[ChatResponse]]
+    _entries: list[Any]
+
+    async def stream(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> AsyncIterator[str | ChatResponse]:
+        response = await self.chat(messages)
+        assert response.text is not None
+        if response.text.endswith("..."):
+            yield response.text
+            raise self._entries.pop(0)
+        for piece in response.text.split(" "):
+            yield piece

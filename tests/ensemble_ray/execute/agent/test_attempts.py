@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -27,7 +27,7 @@ from ensemble_ray.llm.limits.endpoints import EndpointService
 from ensemble_ray.llm.limits.limiter import LocalLimiter
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
-from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, InPieces, writer
 from tests.ensemble_ray.llm.limits.settling import settle
 
 WITHOUT_DELAYS = RetryPolicy(first_delay=0, max_delay=0)
@@ -60,19 +60,8 @@ class Provider:
         return ChatResponse(text=entry)
 
 
-class Streamer(Provider):
-    """The same, in pieces; what follows a `...` is raised after the first piece."""
-
-    async def stream(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
-    ) -> AsyncIterator[str | ChatResponse]:
-        response = await self.chat(messages)
-        assert response.text is not None
-        if response.text.endswith("..."):
-            yield response.text
-            raise self._entries.pop(0)  # type: ignore[misc]  the script of this test
-        for piece in response.text.split(" "):
-            yield piece
+class Streamer(InPieces, Provider):
+    """The same, in pieces."""
 
 
 def bench_of(model: object, policy: RetryPolicy | None = WITHOUT_DELAYS) -> Bench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -38,7 +38,7 @@ from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.metrics import RunBudget
 from ensemble_ray.values.reviews import ModelSwitch
-from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, InPieces, writer
 from tests.ensemble_ray.llm.limits.settling import settle
 
 WITHOUT_DELAYS = RetryPolicy(first_delay=0, max_delay=0, max_attempts=2)
@@ -89,19 +89,8 @@ class Provider:
         return entry if isinstance(entry, ChatResponse) else ChatResponse(text=entry)
 
 
-class Streamer(Provider):
-    """The same, in pieces; what follows a `...` is raised after the first piece."""
-
-    async def stream(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
-    ) -> AsyncIterator[str | ChatResponse]:
-        response = await self.chat(messages)
-        assert response.text is not None
-        if response.text.endswith("..."):
-            yield response.text
-            raise self._entries.pop(0)  # type: ignore[misc]  the script of this test
-        for piece in response.text.split(" "):
-            yield piece
+class Streamer(InPieces, Provider):
+    """The same, in pieces."""
 
 
 class Structured(Provider):
