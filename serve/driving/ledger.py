@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,16 @@ CREATE TABLE IF NOT EXISTS tags (
 );
 CREATE INDEX IF NOT EXISTS tags_by_value ON tags (name, value, seq);
 CREATE INDEX IF NOT EXISTS runs_by_status ON runs (status, seq);
+CREATE TABLE IF NOT EXISTS documents (kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (kind, name));
+"""
+_DOCUMENTS = b"""
+CREATE TABLE ensemble_ray_endpoint.documents (
+    endpoint text NOT NULL REFERENCES ensemble_ray_endpoint.endpoints (name) ON DELETE CASCADE,
+    kind text NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    text text NOT NULL,
+    PRIMARY KEY (endpoint, kind, name)
+)
 """
 #: Attempts and pause, s, for a ledger that an ending process still owns.
 _TRIES, _PAUSE_S = 50, 0.2
@@ -75,20 +85,37 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     outcome: RunDetail | None = None
 
 
+class Document(Struct, frozen=True, kw_only=True):
+    """State of an endpoint beside its runs, such as a schedule, by kind and name."""
+
+    kind: str
+    name: str
+    #: JSON; None deletes the document
+    text: str | None
+
+
 class RunLedger(Protocol):
-    """The accepted runs of one endpoint. Calls block.
+    """The accepted runs and the documents of one endpoint. Calls block.
 
     They raise `LedgerLostError` if another process owns the ledger now, and `EnsembleError` if it cannot be reached.
     """
 
-    def add(self, entry: LedgerEntry) -> None:
-        """Store a run, so that it survives a crash and a loss of power."""
+    def add(self, entry: LedgerEntry, *documents: Document) -> None:
+        """Store a run and documents in one step, so that they survive a crash and a loss of power."""
         ...
 
     def note(self, run_id: str, status: RunStatus) -> None: ...
 
-    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
-        """Store the end of a run without its request. Only the newest `kept` ended runs remain."""
+    def end(self, run_id: str, outcome: RunDetail, *documents: Document, kept: int) -> None:
+        """Store the end of a run, without its request, and documents. Only the newest `kept` ended runs remain."""
+        ...
+
+    def put(self, *documents: Document) -> None:
+        """Store, replace or delete documents in one step, so that they survive a loss of power."""
+        ...
+
+    def documents(self, kind: str, *, prefix: str = "") -> Mapping[str, str]:
+        """Return the texts of a kind by name, sorted by name. With `prefix`, only of names that begin with it."""
         ...
 
     def find(self, run_id: str) -> LedgerEntry | None: ...
@@ -133,7 +160,7 @@ class _SqlLedger(ABC):
     #: columns and values of the runs of this endpoint
     _own: Mapping[str, str] = MappingProxyType({})
 
-    def add(self, entry: LedgerEntry) -> None:
+    def add(self, entry: LedgerEntry, *documents: Document) -> None:
         values = {**self._own, **self._values(entry)}
         columns, identity = ", ".join(values), ", ".join([*self._own, "run_id"])
         # A repetition after a lost answer adds nothing.
@@ -145,6 +172,7 @@ class _SqlLedger(ABC):
             if execute(add, list(values.values())):
                 for each in tags:
                     execute(tag, [*each, *self._named(entry.run_id)])
+            self._put(execute, documents)
 
         self._write(operation)
 
@@ -153,7 +181,7 @@ class _SqlLedger(ABC):
         # After a loss of power, the resumed run stores it again.
         self._write(lambda execute: execute(query, [status.value, *self._named(run_id)]), is_synced=False)
 
-    def end(self, run_id: str, outcome: RunDetail, *, kept: int) -> None:
+    def end(self, run_id: str, outcome: RunDetail, *documents: Document, kept: int) -> None:
         run, ended = self._where("run_id = ?"), self._where(f"status IN ({_marks(FINAL)})")
         end = f"UPDATE main.runs SET status = ?, ended_at = ?, outcome = ?, request = '' WHERE {run}"  # noqa: S608  columns of ours
         ended_at = text_of(outcome.ended_at or outcome.created_at)
@@ -165,8 +193,33 @@ class _SqlLedger(ABC):
         def operation(execute: Execute) -> None:
             execute(end, [outcome.status, ended_at, outcome.model_dump_json(), *self._named(run_id)])
             execute(delete, [*self._own.values(), *FINAL, kept])
+            self._put(execute, documents)
 
         self._write(operation)
+
+    def put(self, *documents: Document) -> None:
+        self._write(lambda execute: self._put(execute, documents))
+
+    def documents(self, kind: str, *, prefix: str = "") -> Mapping[str, str]:
+        where = self._where("kind = ? AND substr(name, 1, ?) = ? ORDER BY name")
+        query = f"SELECT name, text FROM main.documents WHERE {where}"  # noqa: S608  conditions of ours, with marks
+        start = self._name_text(prefix)
+        rows = self._rows(query, [*self._own.values(), kind, len(start), start])
+        return dict(rows)
+
+    def _put(self, execute: Execute, documents: Iterable[Document]) -> None:
+        identity = [*self._own, "kind", "name"]
+        delete = f"DELETE FROM main.documents WHERE {self._where('kind = ? AND name = ?')}"  # noqa: S608  columns of ours
+        put = (
+            f"INSERT INTO main.documents ({', '.join(identity)}, text) VALUES ({_marks([*identity, 'text'])}) "  # noqa: S608  columns of ours
+            f"ON CONFLICT ({', '.join(identity)}) DO UPDATE SET text = excluded.text"
+        )
+        for each in documents:
+            values = [*self._own.values(), each.kind, self._name_text(each.name)]
+            if each.text is None:
+                execute(delete, values)
+            else:
+                execute(put, [*values, each.text])
 
     def find(self, run_id: str) -> LedgerEntry | None:
         return next(iter(self._select("run_id = ?", [self._name_text(run_id)])), None)
@@ -350,10 +403,11 @@ class PostgresLedger(_SqlLedger):
         self._database.transact(fenced)
 
     def _lock(self, connection: Connection) -> None:
-        """Lock the ledger for a connection.
+        """Create what an earlier version lacks, and lock the ledger for a connection.
 
         Raises `TimeoutError` if the server has not noticed yet that our previous connection is lost.
         """
+        self._database.create_once(connection, "documents", lambda made: made.execute(_DOCUMENTS))
         if value_of(connection, _LOCK, self._name):
             return
         if self._epoch is not None and value_of(connection, _FENCE, self._name) == self._epoch:

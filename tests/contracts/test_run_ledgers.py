@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray import RunExistsError
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import ledger as postgres_ledger
-from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger, open_ledger
+from ensemble_ray.serve.driving.ledger import Document, LedgerEntry, RunLedger, open_ledger
 from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 from tests.postgres_server import PostgresServer
 
@@ -144,6 +144,36 @@ def test_a_run_is_kept_once_when_its_answer_was_lost(opened: Open) -> None:
     ledger.add(entry("a", tags={"n": "1"}))
     ledger.add(entry("a", tags={"n": "1"}))
     assert ids(ledger) == ids(ledger, tags={"n": "1"}) == ["a"]
+
+
+def test_documents_are_stored_with_runs_and_by_themselves(opened: Open) -> None:
+    """S-SRV-49: of this endpoint only, also after it was opened again."""
+    ledger = opened("shop")
+    ledger.add(entry("a"), Document(kind="hook", name="a", text="1"))
+    ledger.put(Document(kind="day", name="b/2", text="2"), Document(kind="day", name="b/1", text="1"))
+    ledger.put(Document(kind="day", name="b/2", text="3"), Document(kind="day", name="c", text="4"))
+    ledger.end(
+        "a", ended("a"), Document(kind="hook", name="a", text=None), Document(kind="hook", name="z", text="5"), kept=1
+    )
+    other = opened("office")
+    other.put(Document(kind="day", name="d", text="6"))
+    ledger.close()
+    again = opened("shop")
+    assert list(again.documents("day").items()) == [("b/1", "1"), ("b/2", "3"), ("c", "4")]
+    assert again.documents("day", prefix="b/") == {"b/1": "1", "b/2": "3"}
+    assert again.documents("hook") == {"z": "5"}
+    assert other.documents("day") == {"d": "6"}
+
+
+def test_documents_are_stored_in_a_database_of_an_earlier_version(url: str, postgres: PostgresServer) -> None:
+    """S-SRV-49: it had no table for them."""
+    open_ledger(StoreAddress(home="", url=url), "shop").close()
+    with postgres.connection(url) as connection:
+        connection.execute("DROP TABLE ensemble_ray_endpoint.documents")
+    ledger = open_ledger(StoreAddress(home="", url=url), "shop")
+    ledger.put(Document(kind="day", name="a", text="1"))
+    assert ledger.documents("day") == {"a": "1"}
+    ledger.close()
 
 
 def test_it_goes_on_when_its_connection_is_lost(url: str, postgres: PostgresServer) -> None:
