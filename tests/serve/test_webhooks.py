@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from ensemble_ray import Ensemble, Review, ValidationError
+from ensemble_ray.access.admission import Right
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.serve.driving import webhooks
 from ensemble_ray.serve.driving.ledger import Document, Ledger
@@ -42,6 +43,7 @@ from tests.builders import task
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
 from tests.serve.gates import Gate
+from tests.serve.keys import guarded, make_key
 from tests.serve.runs_double import detail
 from tests.serve.teams import INPUTS, pair
 from tests.serve.test_waiting import asked as asking_team
@@ -461,3 +463,41 @@ def test_a_run_driver_without_a_valid_secret_signs_nothing(
     assert "Webhooks of the teams [letters] are not sent" in caplog.text
     assert "s3cr3t" not in caplog.text
     assert "whsec" not in repr(WebhookRules(secrets=parse_secrets(SECRET)))
+
+
+async def test_studio_shows_the_webhooks_of_a_run_to_callers_of_its_team(records: Path) -> None:
+    """S-HOK-13: with the right to read; the page of another team's run is 404."""
+    teams = {"letters": fine(), "orders": fine()}
+    with Receiver() as receiver:
+        receiver.statuses.append(410)
+        known = rules(letters=f"{receiver.origin}/s3cret")
+        async with guarded(records, teams, has_studio=True, webhooks=known) as endpoint:
+            client = endpoint.client
+            body = {"ensemble": "letters", "run_id": "a", "inputs": INPUTS}
+            await client.post("/runs?wait=60", json=body)
+            await until_ended(client, "a", "failed")
+            mine, other = (make_key(endpoint.file, each, teams=[each]) for each in teams)
+            path = "/studio/api/studio/runs/a/deliveries"
+            shown = (await client.get(path, headers=mine)).json()["deliveries"]
+            refused = await client.get(path, headers=other)
+            info = (await client.get("/studio/api/studio/info", headers=mine)).json()
+    assert shown == [
+        {
+            "event": "run.ended",
+            "receiver": receiver.origin,
+            "state": "failed",
+            "attempt_count": 1,
+            "error": "HTTP 410",
+            "next_attempt_at": None,
+        }
+    ]
+    assert (refused.status_code, info["has_deliveries"]) == (404, True)
+
+
+async def test_a_key_needs_the_right_to_read_when_it_names_a_webhook(records: Path) -> None:
+    """S-HOK-1: the receiver gets what this right shows."""
+    async with guarded(records, fine(), webhooks=rules()) as endpoint:
+        headers = make_key(endpoint.file, rights=[Right.RUN])
+        refused = await endpoint.client.post("/runs", json=request("a", "https://example.org/"), headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "FORBIDDEN")
+    assert "'read'" in refused.json()["message"]

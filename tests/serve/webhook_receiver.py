@@ -47,6 +47,8 @@ class Receiver:
         self.headers: dict[str, str] = {}
         self.received: list[Received] = []
         self.problems: list[str] = []
+        #: while it is not set, requests from number `first_held` on, counted from 0, get no answer
+        self.first_held = 0
         self.is_open = threading.Event()
         self.is_open.set()
         self._changed = threading.Condition()
@@ -78,7 +80,7 @@ class Receiver:
             assert self._changed.wait_for(lambda: len(self.received) >= count, timeout_s), self.received
         return list(self.received)
 
-    def _receive(self, path: str, headers: dict[str, str], body: bytes) -> None:
+    def _receive(self, path: str, headers: dict[str, str], body: bytes) -> int:
         try:
             content = self._verifier.verify(body, headers)
         except Exception as error:  # noqa: BLE001  the test's thread reports it
@@ -89,6 +91,7 @@ class Receiver:
                 Received(headers["webhook-id"], int(headers["webhook-timestamp"]), body, content, path)
             )
             self._changed.notify_all()
+            return len(self.received) - 1
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         receiver = self
@@ -96,8 +99,11 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                receiver._receive(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
-                receiver.is_open.wait(timeout=120)
+                number = receiver._receive(
+                    self.path, {name.lower(): value for name, value in self.headers.items()}, body
+                )
+                if number >= receiver.first_held:
+                    receiver.is_open.wait(timeout=120)
                 self.send_response(receiver.statuses.popleft() if receiver.statuses else 204)
                 for name, value in receiver.headers.items():
                     self.send_header(name, value)
