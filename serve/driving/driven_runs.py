@@ -277,7 +277,8 @@ class DrivenRuns:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
-                return requests.answer_repetition(found, wanted)
+                place = self._views.place(found.run_id)
+                return requests.answer_repetition(found, wanted).model_copy(update={"queue": place})
             if unknown is not None:
                 raise unknown
             self._webhooks.check(asked, team.info.name)

@@ -64,6 +64,7 @@ async def test_runs_of_a_high_priority_are_next_and_clients_see_their_place(conn
         waited = await client.post(
             "/runs?wait=0", json={"run_id": "low", "inputs": {"topic": "low"}, "priority": "low"}
         )
+        repeated = await post(client, "later")
         team.gate.open()
         for run_id in ORDER:
             ended = await client.get(f"/runs/{run_id}/events")
@@ -83,6 +84,7 @@ async def test_runs_of_a_high_priority_are_next_and_clients_see_their_place(conn
     }  # fmt: skip
     assert listed == shown
     assert waited.json()["queue"]["position"] == 4
+    assert repeated["queue"] == shown["later"]
     assert team.asked == ["first", "high", "normal", "later", "low"]
 
 
