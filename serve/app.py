@@ -247,6 +247,7 @@ def serve_until_interrupted(
         found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
         raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
     policy, namespace = checked.key_policy(), checked.chosen_namespace()
+    check_team_webhooks(checked.webhooks, checked.webhook_hosts, teams)
     load_catalog(checked.tools)
     models = load_models(checked.models)
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL

@@ -501,3 +501,23 @@ async def test_a_key_needs_the_right_to_read_when_it_names_a_webhook(records: Pa
         refused = await endpoint.client.post("/runs", json=request("a", "https://example.org/"), headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (403, "FORBIDDEN")
     assert "'read'" in refused.json()["message"]
+
+
+def test_an_endpoint_with_a_wrong_webhook_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-HOK-7: neither with a wrong team or URL, nor without a secret on a cluster of its own."""
+    from ensemble_ray.serve import app
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it started a cluster")
+
+    monkeypatch.setattr(app, "join_or_start", fail)
+    monkeypatch.delenv("ENSEMBLE_RAY_WEBHOOK_SECRET", raising=False)
+    place = app.EndpointPlace(host="127.0.0.1", port=0)
+    for given, expected in (
+        ({"letters": "https://example.org/"}, "there is no team 'letters'"),
+        ({"team": "http://example.org/"}, "it must begin with https://"),
+        (["team"], "webhooks: Value error, a webhook is TEAM=URL"),
+        (["team=https://example.org/"], "need a secret"),
+    ):
+        with pytest.raises(ValidationError, match=expected):
+            app.serve_until_interrupted({"ensembles": ["t.yaml"], "webhooks": given}, place, name="e", teams=["team"])
