@@ -213,6 +213,7 @@ class StudioInfo(StudioSchema):
     actions: list[Action]  # empty: the page only reads
     has_actors: bool
     has_files: bool = False  # a folder with graphs and traces
+    has_deliveries: bool = False  # runs may have webhooks
     title: str  # of the place
     read_only_reason: str | None = None
 
@@ -461,6 +462,23 @@ class RunDetailSchema(RunRow):
     item_retry: ItemRetry | None = None  # of a map-reduce with failed items that does not run
     next_step: NextStepSchema | None = None
     offers: list[Action] = []  # actions that would not be refused
+
+
+class DeliverySchema(StudioSchema):
+    """A webhook of a run behind an endpoint."""
+
+    event: str
+    receiver: Text  # without its path
+    state: Literal["pending", "delivered", "failed"]
+    attempt_count: int
+    error: Text | None = None  # of the last attempt
+    next_attempt_at: Millis | None = None
+
+
+class DeliveryListSchema(StudioSchema):
+    """Answer to `GET api/studio/runs/ID/deliveries`: oldest first."""
+
+    deliveries: list[DeliverySchema]
 
 
 class ComparedSide(StudioSchema):

@@ -225,6 +225,7 @@ class EndpointLimits(BaseModel):
         max_cost: Cost of one run; None: the team's limit.
         items_directory: Directory of items files that requests may name.
         kept_runs: Ended runs in lists. Older runs only have their records.
+        priority_step_s: Waiting time, s, that a step of priority is worth in a team's queue.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -236,6 +237,7 @@ class EndpointLimits(BaseModel):
     max_cost: float | None = Field(default=None, gt=0)
     items_directory: Path | None = None
     kept_runs: int = Field(default=10_000, gt=0)
+    priority_step_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
 
 
 def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> RunOptions:
@@ -408,3 +410,7 @@ class DriverConfig(Struct, frozen=True, kw_only=True):
     #: `module:attribute` references by name
     datasets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     keys: KeyPolicy = KeyPolicy.AUTO
+    #: receivers of all runs of a team, by its name
+    webhooks: Mapping[str, schemas.NewWebhook] = msgspec.field(default_factory=dict[str, schemas.NewWebhook])
+    #: hosts that webhooks may reach besides public ones
+    webhook_hosts: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from ensemble_ray.access.admission import KeyPolicy, Right, new_key
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller, CallerCache
+from ensemble_ray.serve.driving.webhooks import WebhookRules
 from tests.serve.driving import driven
 
 __all__ = ["Guarded", "guarded", "make_key", "transport_of"]
@@ -65,11 +66,16 @@ def transport_of(api: FastAPI, caller: Caller) -> ASGITransport:
 
 @asynccontextmanager
 async def guarded(
-    home: Path, teams: Any, policy: KeyPolicy = KeyPolicy.AUTO, **options: Any
+    home: Path,
+    teams: Any,
+    policy: KeyPolicy = KeyPolicy.AUTO,
+    *,
+    webhooks: WebhookRules | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Guarded]:
     """An endpoint of teams whose keys are those of a home, and a client that comes by loopback."""
     file = KeyFile(home)
-    runs = driven(teams)
+    runs = driven(teams, webhooks=webhooks)
     api = build_api(runs, callers=CallerCache(file, policy), **options)
     transport = ASGITransport(api, raise_app_exceptions=False)
     async with (

@@ -5,7 +5,7 @@
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
  * @typedef {object} RunRow
@@ -106,6 +106,7 @@
  * @property {string[]} [offers]
  */
 /** @typedef {{action: "resume"|"fork"|"run", step: string|null, command: string, is_shell: boolean}} ItemRetry */
+/** @typedef {{event: string, receiver: string, state: string, attempt_count: number, error: string|null, next_attempt_at: number|null}} Delivery */
 /** @typedef {{batch: string, state: string, status: string, total: number, answered: number, failed: number, provider_batch: string}} Batch */
 /** @typedef {RunRow & RunExtra} RunDetail */
 
@@ -238,6 +239,7 @@
  * @property {(run: string, sha256: string) => Promise<Blob>} attachment
  * @property {(run: string, as: string) => Promise<Flow>} flow
  * @property {(run: string|null) => Promise<Actors>} actors
+ * @property {(run: string) => Promise<Delivery[]>} [deliveries]
  * @property {() => Promise<Review[]>} reviews
  * @property {(review: Review, body: {decision: string, text?: string, comment?: string}) => Promise<void>} decide
  * @property {(run: string) => Promise<RunPreview>} resumePreview
