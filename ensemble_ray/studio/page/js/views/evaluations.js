@@ -59,6 +59,7 @@ export function evaluationsView(app, route) {
         list = found;
         if (!found.is_complete) wait = 0; // more records are read while this page asks
         if (id && (detail?.id !== id || (detail.compared ?? "") !== compare)) {
+          if (detail?.id !== id) fill(body, h("p", { class: "loading" }, "Loading…"));
           const one = await app.source.evaluation(id, compare);
           if (mine !== asked) return;
           detail = one;
