@@ -16,7 +16,7 @@ from ensemble_ray.ensemble import RELEASE_S, Ensemble
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.evaluation.cases import Case, place_cases
 from ensemble_ray.evaluation.results import EvaluationResult, read_result
-from ensemble_ray.evaluation.scorers import Scorer, ScoringFunction, check_labels, scorer_of
+from ensemble_ray.evaluation.scorers import Scorer, check_labels, scorer_of
 from ensemble_ray.items.text_files import CsvFile
 from ensemble_ray.process.concurrency import bridge, library_loop, on_library_loop, run_blocking, submit
 from ensemble_ray.record.opening import store_at
@@ -40,7 +40,7 @@ def _read_scorers(value: object) -> tuple[Scorer, ...]:
 
 if TYPE_CHECKING:
     _Cases = Accepts[object, "str | Path | CsvFile | Sequence[Case] | None"]
-    _Scorers = Accepts[Sequence[Scorer], "Scorer | str | ScoringFunction | Sequence[Scorer | str | ScoringFunction]"]
+    _Scorers = Accepts[Sequence[Scorer], object]  # a list of scorers, names and functions has no better type
 else:
     _Cases = Annotated[Any, SkipValidation]
     _Scorers = Annotated[Sequence[Scorer], BeforeValidator(_read_scorers)]
@@ -97,7 +97,7 @@ class Evaluation(Value):
     def of_runs(
         cls,
         runs: str | Sequence[str],
-        scorers: Scorer | str | ScoringFunction | Sequence[Scorer | str | ScoringFunction],
+        scorers: object,
         *,
         cases: str | Path | CsvFile | Sequence[Case] | None = None,
         id: str | None = None,  # noqa: A002  the name of the field

@@ -47,9 +47,9 @@ class JudgeVerdict(BaseModel):
 
 
 class Judge(Scorer):
-    """The score that a model gives by a rubric, from 0 to 1, with its reason.
+    """A model scores the output by a rubric, from 0 to 1, with a reason.
 
-    In an evaluation each call is a recorded run, and is not repeated when the evaluation continues.
+    In an evaluation its calls are recorded runs. An evaluation that continues does not repeat them.
 
     Attributes:
         rubric: What a good output is, for the model.
@@ -68,7 +68,7 @@ class Judge(Scorer):
         arguments["llm"] = fields.resolve_model(arguments.get("llm"))
 
     async def score(self, output: EnsembleOutput, case: Case) -> Score:
-        """Ask the model, in a run of its own."""
+        """Ask the model in a separate run."""
         judged = await judging_team(self, None).arun(judging_inputs(self, output, case), runtime="inline")
         return verdict_in(judged)
 
@@ -115,7 +115,7 @@ def verdict_in(output: EnsembleOutput) -> Score:
     """Return the score of a judge's completed run."""
     answered = output.last_completed_output
     if answered is None:
-        raise IllegalStateError(f"The judge gave no verdict: its run is {output.exit_reason.value}")
+        raise IllegalStateError(f"There is no verdict: the state of the judge's run is {output.exit_reason.value}")
     found = JudgeVerdict.model_validate(jsonable(answered.parsed_output))
     return Score(found.score, found.reason)
 

@@ -16,7 +16,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 class EvaluationOutcome(Struct, frozen=True, kw_only=True):
-    """A result with everything that decides whether a check passes."""
+    """A result, its minimums and its comparison: they decide the exit code."""
 
     result: EvaluationResult
     comparison: EvaluationComparison | None = None

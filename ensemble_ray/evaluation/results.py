@@ -137,7 +137,7 @@ class UsageSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedCase:
-    """A case whose score differs between two evaluations."""
+    """A case with different scores in two evaluations."""
 
     case: str
     earlier: float
@@ -281,7 +281,7 @@ class EvaluationResult:
                         yield case.id, run, f"scorer '{name}': {score.error}"
 
     def missed(self, minimum: Mapping[str, float]) -> list[str]:
-        """Return one line for each scorer whose mean is below its minimum, or that has no score.
+        """Return one line per scorer with a mean below its minimum, or without a score.
 
         Raises:
             ValidationError: there is no such scorer.
@@ -447,5 +447,5 @@ async def read_output(store: RunReader, run_id: str) -> str:
     """Return the text of a completed run's output."""
     facts = [fact async for page in store.read(run_id) for fact in page]
     if not facts:
-        raise RecordError(f"Run '{run_id}' has recorded nothing")
+        raise RecordError(f"Run '{run_id}' has no recorded facts")
     return output_of(RunHistory(facts, has_details=True)).raw

@@ -1,4 +1,4 @@
-"""Run the cases of an evaluation, resume what an earlier start left, and score the outputs."""
+"""Run the cases of an evaluation, resume runs of earlier starts, and score the outputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.BUDGET_EXHAUST
 
 
 class EvaluationWork(Struct, frozen=True, kw_only=True):
-    """What an evaluation does. Either it has a team, or recorded runs."""
+    """The definition of an evaluation: of a team, or of recorded runs."""
 
     id: str
     team: Ensemble | None
@@ -189,7 +189,7 @@ class RunningEvaluation:
         planned = await plan_again(team, case.inputs, facts, head.header)
         if different := what_differs(head.header, run_data(planned, team)):
             raise ValidationError(
-                f"Evaluation '{self._work.id}' was begun with another team, so its runs cannot be continued: {different[0]}. "
+                f"Evaluation '{self._work.id}' began with another team, so it cannot continue: {different[0]}. "
                 "What to do: choose another id"
             )
         return _Slot(case=case, repeat=repeat, run_id=run_id, is_ended=found.state in _ENDED)
@@ -243,7 +243,9 @@ class RunningEvaluation:
                     try:
                         head = await read_head(self._store, run.run_id)
                     except RecordError as error:
-                        _log.warning("Run %s cannot be read and is left out: %s", run.run_id, message_of(error))
+                        _log.warning(
+                            "Cannot read run %s, so the evaluation omits it: %s", run.run_id, message_of(error)
+                        )
                         return None
                 matches = all(has_tag(head.tags, each, separator="=") for each in tags)
                 return (run.run_id, head) if matches and PART not in head.tags else None
@@ -322,7 +324,7 @@ class RunningEvaluation:
     ) -> _Read:
         summary, facts = await self._store.summary(run_id), await self._store.facts(run_id)
         if summary is None or not facts:
-            raise RecordError(problem or f"Run '{run_id}' has recorded nothing")
+            raise RecordError(problem or f"Run '{run_id}' has no recorded facts")
         history = RunHistory(facts, has_details=True)
         state = summary.state
         if state is not RunState.COMPLETED:
@@ -371,7 +373,7 @@ class RunningEvaluation:
         return RunScore(value=score.value, reason=score.reason, run_id=run_id, cost=spent)
 
     def _cost_of(self, metrics: ExecutionMetrics) -> str:
-        """Return a cost as text; empty in another currency than that of the first cost, since they cannot be added."""
+        """Return a cost as text; empty if its currency is not the first cost's, because their sum has no meaning."""
         cost = metrics.total_cost_estimate
         if cost is None:
             return ""

@@ -1,4 +1,4 @@
-"""Scorers: each gives the output of a case a score."""
+"""Scorers of the outputs of cases."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Score:
     reason: str = ""
 
 
-#: What a scoring function may return.
+#: The result of a scoring function.
 Scored: TypeAlias = Score | float | bool
 ScoringFunction: TypeAlias = Callable[[EnsembleOutput, Case], Scored | Awaitable[Scored]]
 
@@ -284,7 +284,7 @@ class FunctionScorer(Scorer):
 
     @property
     def label(self) -> str:
-        """The name of its scores: that of the function by default."""
+        """The name of its scores; default: the function's name."""
         return self.name or callable_name(self.function)
 
     async def score(self, output: EnsembleOutput, case: Case) -> Score:
@@ -293,7 +293,7 @@ class FunctionScorer(Scorer):
 
 
 def score_of(value: object, label: str) -> Score:
-    """Return what a user's scorer returned as a score, or raise a ValidationError."""
+    """Return the result of a user's scorer as a score, or raise a ValidationError."""
     found = value if isinstance(value, Score) else Score(float(value)) if isinstance(value, int | float) else None
     if found is None or not isinstance(found.value, int | float) or not math.isfinite(found.value):
         raise ValidationError(
@@ -309,7 +309,7 @@ NAMED: Mapping[str, type[Scorer]] = {
 
 
 def scorer_of(value: object) -> Scorer:
-    """Return a scorer, the scorer of a name such as `"exact"`, or that of a function.
+    """Return a scorer for a scorer, a name such as `"exact"`, or a function.
 
     Raises:
         ValidationError: it is neither.

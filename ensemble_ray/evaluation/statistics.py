@@ -30,7 +30,7 @@ def has_scipy() -> bool:
 
 
 def require_scipy() -> None:
-    """Refuse an evaluation whose scores could not be summarized.
+    """Refuse evaluations without the extra.
 
     Raises:
         ValidationError: scipy is not installed.
@@ -72,7 +72,7 @@ def interval_of(values: Sequence[float]) -> Interval | None:
 def paired_p_value(earlier: Sequence[float], later: Sequence[float]) -> float:
     """Return the p-value of a two-sided paired permutation test of the mean difference.
 
-    The values of each case change places. All permutations are tried if there are fewer than 10,000, else as many by a fixed seed.
+    The values of a case change places. All permutations are tried if there are fewer than 10,000, else as many by a fixed seed.
     """
     differences = [b - a for a, b in zip(earlier, later, strict=True)]
     if not any(differences):

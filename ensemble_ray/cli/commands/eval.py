@@ -51,7 +51,7 @@ def evaluate(
             "'judge: {rubric: ...}'; repeatable. In place of those of the file.",
         ),
     ] = None,
-    repeats: Annotated[int | None, Option("--repeats", min=1, metavar="N", help="Runs of each case.")] = None,
+    repeats: Annotated[int | None, Option("--repeats", min=1, metavar="N", help="Runs per case.")] = None,
     concurrency: Annotated[
         int | None, Option("--concurrency", "-c", min=1, metavar="N", help="Cases at the same time; default: 4.")
     ] = None,
@@ -204,9 +204,7 @@ def _check_writable(file: Path) -> None:
         if not is_there:
             file.unlink()
     except OSError as error:
-        raise ValidationError(
-            f"--junit: '{file}' cannot be written: {error.strerror or error}. Nothing was run"
-        ) from None
+        raise ValidationError(f"--junit: '{file}' cannot be written: {error.strerror or error}. No case ran") from None
 
 
 def _carry_out(

@@ -134,7 +134,7 @@ def test_the_evaluation_is_refused_when_its_team_changed(home: str) -> None:
     evaluation = make_evaluation(model)
     evaluation.run(runtime=make_runtime(home))
     changed = evaluation.replace(team=make_team(other, "Name the main town of {country}"))
-    with pytest.raises(ValidationError, match=r"was begun with another team.*main town.*choose another id"):
+    with pytest.raises(ValidationError, match=r"began with another team.*main town.*choose another id"):
         changed.run(runtime=make_runtime(home))
     assert other.calls == ()
 
@@ -151,7 +151,7 @@ def test_a_team_with_made_agents_continues_when_it_is_the_same(home: str) -> Non
     asked = len(model.calls)
     assert evaluation.run(runtime=make_runtime(home)) == result
     assert len(model.calls) == asked
-    with pytest.raises(ValidationError, match="was begun with another team"):
+    with pytest.raises(ValidationError, match="began with another team"):
         evaluation.replace(team=_make_synthesized(model, "Where is {country}?")).run(runtime=make_runtime(home))
 
 
