@@ -26,7 +26,7 @@ from ensemble_ray.values.value import FrozenSequence, Value
 
 #: A number in a text, such as `1,234.5` or `-3e8`.
 _NUMBER = re.compile(r"[-+]?+\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+(?:[eE][-+]?\d++)?+")
-_LONGEST_SEARCHED = 100_000  # characters of an output that a user's pattern searches
+_LONGEST_SEARCHED = 20_000  # characters of an output: the time of a user's expression has no limit
 _MISSING = object()
 
 
@@ -136,12 +136,17 @@ class Contains(Scorer):
         )
 
 
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(text)
+    except re.error as error:
+        raise ValidationError(f"'{brief(text)}' is no regular expression: {error}") from None
+    return compiled
+
+
 def _check_pattern(value: object) -> object:
     if isinstance(value, str):
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValidationError(f"'{brief(value)}' is no regular expression: {error}") from None
+        _compile(value)
     return value
 
 
@@ -149,7 +154,7 @@ class RegexMatch(Scorer):
     """1 if a regular expression of Python matches a part of the output, else 0.
 
     Attributes:
-        pattern: The expression; default: `expected` of the case. It searches the first 100,000 characters.
+        pattern: The expression; default: `expected` of the case. It searches the first 20,000 characters.
     """
 
     kind = "regex"
@@ -162,7 +167,7 @@ class RegexMatch(Scorer):
         if not isinstance(pattern, str):
             return f"the scorer '{self.label}' needs 'expected', a regular expression, got: {_shown(case.expected)}"
         try:
-            _check_pattern(pattern)
+            _compile(pattern)
         except ValidationError as error:
             return f"the scorer '{self.label}': {error}"
         return ""
@@ -170,7 +175,7 @@ class RegexMatch(Scorer):
     async def score(self, output: EnsembleOutput, case: Case) -> Score:
         """Search the expression."""
         pattern = self.pattern or str(case.expected)
-        found = await threads.run(re.search, pattern, output.raw[:_LONGEST_SEARCHED])
+        found = await threads.run(_compile(pattern).search, output.raw[:_LONGEST_SEARCHED])
         return _verdict(found is not None, f"no match of {_shown(pattern)}")
 
 
