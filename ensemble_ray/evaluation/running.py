@@ -286,9 +286,13 @@ class RunningEvaluation:
             scores=scores,
         )
         self._done += 1
-        self._report(
-            CaseProgress(done=self._done, total=self._total, case=slot.case.id, run=run, is_recorded=slot.is_ended)
+        progress = CaseProgress(
+            done=self._done, total=self._total, case=slot.case.id, run=run, is_recorded=slot.is_ended
         )
+        try:
+            self._report(progress)
+        except USER_ERRORS as error:
+            _log.warning("on_progress raised %s: %s", type(error).__name__, message_of(error))
         return run
 
     async def _run(

@@ -16,6 +16,7 @@ from ensemble_ray import (
     EnsembleOutput,
     Evaluation,
     ExactMatch,
+    Image,
     Judge,
     RunOptions,
     Score,
@@ -27,6 +28,7 @@ from ensemble_ray.evaluation.results import results_run_id
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.media import PNG
 
 from .teams import capital_of, make_cases, make_runtime, make_team
 
@@ -104,6 +106,27 @@ def test_a_failed_run_is_an_error_of_its_case_when_others_complete(home: str) ->
     assert evaluation.run(runtime=make_runtime(home)) == again
     of_runs = Evaluation.of_runs("evaluation=capitals", "exact", cases=cases)
     assert of_runs.run(runtime=make_runtime(home)).usage().errors == 0
+
+
+def test_an_evaluation_goes_on_when_its_progress_callback_raises(home: str) -> None:
+    """S-EVL-19."""
+
+    def raises(progress: CaseProgress) -> None:
+        raise ValueError(progress.case)
+
+    evaluation = make_evaluation(ScriptedModel(otherwise=capital_of))
+    assert evaluation.run(runtime=make_runtime(home), on_progress=raises).summary("exact").mean == 1.0
+
+
+def test_a_picture_is_an_input_when_a_case_has_one(home: str) -> None:
+    """S-EVL-2, S-EVL-21: and its run is not repeated."""
+    model = ScriptedModel(otherwise="a cat", reads=["image"])
+    agent = Agent("Viewer", "View", llm=model)
+    team = Ensemble(tasks=[Task("Describe {photo}", agent=agent)])
+    evaluation = Evaluation(team, [Case("cat", {"photo": Image(PNG)}, expected="a cat")], "exact", id="photos")
+    result = evaluation.run(runtime=make_runtime(home))
+    assert evaluation.run(runtime=make_runtime(home)) == result
+    assert (result.summary("exact").mean, len(model.calls)) == (1.0, 1)
 
 
 class _FailingScorer(Scorer):
