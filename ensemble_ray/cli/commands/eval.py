@@ -222,6 +222,10 @@ def _carry_out(
     from ensemble_ray.evaluation.report import EvaluationOutcome
 
     earlier = None if compare is None else Evaluation.load(compare)
+    labels = [each.label for each in evaluation.scorers]
+    if earlier is not None and {*labels}.isdisjoint(earlier.scorers):
+        known = f"Scorers: [{', '.join(earlier.scorers)}] and [{', '.join(labels)}]"
+        raise ValidationError(f"--compare: evaluation '{compare}' has no scorer in common with this one. {known}")
     view = _ProgressLines(evaluation.id, is_quiet=is_quiet)
     try:
         with terminable():
