@@ -38,6 +38,16 @@ _EXPORTS = {
         TryAgain UnknownOutcomeError ValidationError EnsembleError GraphNoEdgeMatchedError MaxGraphStepsExceededError
         MaxLoopIterationsExceededError UnreadableAttachmentError
     """,
+    "ensemble_ray.evaluation.cases": "Case",
+    "ensemble_ray.evaluation.evaluation": "Evaluation",
+    "ensemble_ray.evaluation.judging": "Judge",
+    "ensemble_ray.evaluation.results": """
+        CaseResult CaseRun ChangedCase EvaluationComparison EvaluationResult RunScore ScoreComparison ScoreSummary UsageSummary
+    """,
+    "ensemble_ray.evaluation.running": "CaseProgress",
+    "ensemble_ray.evaluation.scorers": """
+        Contains ExactMatch FunctionScorer JsonFields NumericMatch RegexMatch Score Scorer Similarity
+    """,
     "ensemble_ray.events.delivery": "EventStream EnsembleListener",
     "ensemble_ray.events": """
         BatchProgressEvent DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent

@@ -65,6 +65,28 @@ from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
 from ensemble_ray.errors import UnreadableAttachmentError as UnreadableAttachmentError
 from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.evaluation.cases import Case as Case
+from ensemble_ray.evaluation.evaluation import Evaluation as Evaluation
+from ensemble_ray.evaluation.judging import Judge as Judge
+from ensemble_ray.evaluation.results import CaseResult as CaseResult
+from ensemble_ray.evaluation.results import CaseRun as CaseRun
+from ensemble_ray.evaluation.results import ChangedCase as ChangedCase
+from ensemble_ray.evaluation.results import EvaluationComparison as EvaluationComparison
+from ensemble_ray.evaluation.results import EvaluationResult as EvaluationResult
+from ensemble_ray.evaluation.results import RunScore as RunScore
+from ensemble_ray.evaluation.results import ScoreComparison as ScoreComparison
+from ensemble_ray.evaluation.results import ScoreSummary as ScoreSummary
+from ensemble_ray.evaluation.results import UsageSummary as UsageSummary
+from ensemble_ray.evaluation.running import CaseProgress as CaseProgress
+from ensemble_ray.evaluation.scorers import Contains as Contains
+from ensemble_ray.evaluation.scorers import ExactMatch as ExactMatch
+from ensemble_ray.evaluation.scorers import FunctionScorer as FunctionScorer
+from ensemble_ray.evaluation.scorers import JsonFields as JsonFields
+from ensemble_ray.evaluation.scorers import NumericMatch as NumericMatch
+from ensemble_ray.evaluation.scorers import RegexMatch as RegexMatch
+from ensemble_ray.evaluation.scorers import Score as Score
+from ensemble_ray.evaluation.scorers import Scorer as Scorer
+from ensemble_ray.evaluation.scorers import Similarity as Similarity
 from ensemble_ray.events import BatchProgressEvent as BatchProgressEvent
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
@@ -293,11 +315,17 @@ __all__ = [
     "CalculatorTool",
     "CaptureMode",
     "CapturedMessage",
+    "Case",
+    "CaseProgress",
+    "CaseResult",
+    "CaseRun",
+    "ChangedCase",
     "ChatMessage",
     "ChatModel",
     "ChatResponse",
     "CircuitOpenError",
     "ConstraintViolationError",
+    "Contains",
     "CostConfiguration",
     "CostEstimate",
     "CsvFile",
@@ -343,9 +371,13 @@ __all__ = [
     "EntityMemory",
     "EntityMemoryTool",
     "ErrorTrace",
+    "Evaluation",
+    "EvaluationComparison",
+    "EvaluationResult",
     "Event",
     "EventStream",
     "EvictionPolicy",
+    "ExactMatch",
     "ExecutionMetrics",
     "ExecutionTrace",
     "ExecutionTraceExporter",
@@ -358,6 +390,7 @@ __all__ = [
     "FileReadTool",
     "FileWriteTool",
     "Files",
+    "FunctionScorer",
     "Graph",
     "GraphEdge",
     "GraphFork",
@@ -384,9 +417,11 @@ __all__ = [
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
+    "JsonFields",
     "JsonParserTool",
     "JsonSchema",
     "JsonTraceExporter",
+    "Judge",
     "LlmInteraction",
     "LlmIterationCompletedEvent",
     "LlmIterationStartedEvent",
@@ -421,6 +456,7 @@ __all__ = [
     "ModelPrice",
     "NoOpToolMetrics",
     "Node",
+    "NumericMatch",
     "OnTimeoutAction",
     "OnUnknown",
     "OpenAIChatModel",
@@ -455,6 +491,7 @@ __all__ = [
     "ReflectionConfig",
     "ReflectionInput",
     "ReflectionStore",
+    "RegexMatch",
     "RemoteAgent",
     "RetryPolicy",
     "Review",
@@ -470,9 +507,15 @@ __all__ = [
     "Run",
     "RunExistsError",
     "RunOptions",
+    "RunScore",
     "RunState",
     "RunsTask",
     "Runtime",
+    "Score",
+    "ScoreComparison",
+    "ScoreSummary",
+    "Scorer",
+    "Similarity",
     "SqliteMemory",
     "SqliteReflectionStore",
     "StaleEpochError",
@@ -515,6 +558,7 @@ __all__ = [
     "UnknownOutcomeError",
     "UnreadableAttachmentError",
     "Until",
+    "UsageSummary",
     "ValidationError",
     "WebDashboard",
     "WebReviewHandler",

@@ -519,6 +519,20 @@ async def get_trends(
     return answer(await bridge(reader.trends(visitor, days=days, offset_min=offset, ensemble=ensemble.strip())))
 
 
+@router.get("/evaluations")
+async def get_evaluations(studio: StudioDependency, request: Request) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.evaluations(visitor)))
+
+
+@router.get("/evaluations/{evaluation}")
+async def get_evaluation(
+    evaluation: str, studio: StudioDependency, request: Request, *, compare: _Short = ""
+) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.evaluation(evaluation, visitor, compare=compare.strip())))
+
+
 @router.get("/runs/{run_id}")
 async def get_run(run_id: str, studio: StudioDependency, request: Request) -> Response:
     visitor = await studio.guard.admit(request, Right.READ)

@@ -314,6 +314,95 @@ class Trends(StudioSchema):
     is_complete: bool  # no more records will be read
 
 
+class EvaluationRow(StudioSchema):
+    id: str
+    team: Text
+    created_at: Millis  # start of its newest run
+    runs: dict[str, int]  # runs of the team by status
+    has_result: bool  # whether it ran to its end
+    cases: int = 0
+    means: dict[str, float | None] = {}  # of its result, by scorer; null: without a score
+
+
+class Evaluations(StudioSchema):
+    """Answer to `GET api/studio/evaluations`: newest first."""
+
+    evaluations: list[EvaluationRow]
+    more: int = 0  # number of older ones
+    is_complete: bool  # no more records will be read
+
+
+class ScoreRow(StudioSchema):
+    """Scores of one scorer, of all cases or of those with a tag."""
+
+    scorer: Text
+    tag: Text | None = None
+    cases: int
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+    errors: int = 0
+
+
+class ComparisonRow(StudioSchema):
+    scorer: Text
+    cases: int
+    earlier: float
+    later: float
+    p_value: float
+    verdict: Literal["worse", "better", "same"]
+
+
+class EvaluationScore(StudioSchema):
+    value: float | None
+    reason: Text = ""
+    error: Text = ""
+    run_id: str = ""  # of a judge
+
+
+class EvaluationRun(StudioSchema):
+    run_id: str
+    repeat: int
+    state: str
+    output: Text
+    error: Text
+    duration_ms: int | None
+    cost: str
+    scores: dict[str, EvaluationScore]
+
+
+class EvaluationCase(StudioSchema):
+    id: Text
+    inputs: dict[str, Text]
+    expected: Data = None
+    tags: list[Text] = []
+    runs: list[EvaluationRun]
+    earlier: list[EvaluationRun] = []  # of the compared evaluation
+    change: float = 0.0  # of the scores, added over the scorers; < 0: a regression
+
+
+class EvaluationDetail(StudioSchema):
+    """Answer to `GET api/studio/evaluations/ID`."""
+
+    id: str
+    team: Text
+    repeats: int
+    currency: str
+    scores: list[ScoreRow]
+    runs: int
+    errors: int  # runs without an output
+    p50_ms: int | None
+    p95_ms: int | None
+    tokens: int
+    cost: str
+    judge_cost: str
+    cases: list[EvaluationCase]  # with a comparison, regressions first
+    more_cases: int = 0
+    compared: str | None = None
+    comparison: list[ComparisonRow] = []
+
+
 class RunSeries(StudioSchema):
     """Answer to `GET api/studio/runs/ID/series`: a run and its neighbours in time (S-VIZ-76)."""
 

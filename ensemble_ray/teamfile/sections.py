@@ -37,6 +37,7 @@ from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
 from ensemble_ray.plan.planner import AgentSynthesizer
 from ensemble_ray.ports import Dashboard
 from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
+from ensemble_ray.teamfile.evaluation import EvaluationSection
 from ensemble_ray.teamfile.fields import (
     Attachments,
     Memory,
@@ -536,6 +537,7 @@ class TeamKeys(MapTeamKeys):
         "`postgres: {url: ..., embedding_model: ...}`, or module:attribute."
     )
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
+    evaluation: EvaluationSection = key("Cases and scorers of `ensemble-ray eval`, which runs have no use for.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
         "Called in order for each delegation, each as module:attribute: allow, reject or change it."
     )

@@ -192,7 +192,7 @@ class _Watched:
     ) -> tuple[EnsembleOutput, bool]:
         """Return whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
         display = view.display
-        with display, _terminable():
+        with display, terminable():
             display.note("starting the runtime")
             try:
                 with display.hold():
@@ -228,7 +228,7 @@ def _leave(begun: Run | MapReduceRun) -> bool:
 
 
 @contextlib.contextmanager
-def _terminable() -> Generator[None]:
+def terminable() -> Generator[None]:
     """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(_number: int, _frame: object) -> None:

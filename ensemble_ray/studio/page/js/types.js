@@ -213,6 +213,15 @@
 /** @typedef {{ensemble: string, currency: string|null, total: TrendSums, days: TrendDay[], unusual: UnusualRun[]}} TeamTrend */
 /** @typedef {{first_day: string, last_day: string, teams: TeamTrend[], more_teams: number, runs: number, counted: number, is_complete: boolean}} Trends */
 
+/** @typedef {{id: string, team: string, created_at: number, runs: Record<string, number>, has_result: boolean, cases: number, means: Record<string, number|null>}} EvaluationRow */
+/** @typedef {{evaluations: EvaluationRow[], more: number, is_complete: boolean}} Evaluations */
+/** @typedef {{scorer: string, tag: string|null, cases: number, mean: number|null, low: number|null, high: number|null, method: string, errors: number}} ScoreRow */
+/** @typedef {{scorer: string, cases: number, earlier: number, later: number, p_value: number, verdict: "worse"|"better"|"same"}} ComparisonRow */
+/** @typedef {{value: number|null, reason: string, error: string, run_id: string}} EvaluationScore */
+/** @typedef {{run_id: string, repeat: number, state: string, output: string, error: string, duration_ms: number|null, cost: string, scores: Record<string, EvaluationScore>}} EvaluationRun */
+/** @typedef {{id: string, inputs: Record<string, string>, expected: unknown, tags: string[], runs: EvaluationRun[], earlier: EvaluationRun[], change: number}} EvaluationCase */
+/** @typedef {{id: string, team: string, repeats: number, currency: string, scores: ScoreRow[], runs: number, errors: number, p50_ms: number|null, p95_ms: number|null, tokens: number, cost: string, judge_cost: string, cases: EvaluationCase[], more_cases: number, compared: string|null, comparison: ComparisonRow[]}} EvaluationDetail */
+
 /** @typedef {{name: string, kind: "dag"|"trace"|"run"|null, problem: string|null, size_bytes: number, modified_at: number, workflow: string, tasks: number|null, duration_ms: number|null}} FileEntry */
 /** @typedef {{folder: string, files: FileEntry[], left_out: number}} FileList */
 
@@ -252,6 +261,8 @@
  * @property {(run: string, format: string) => Promise<Blob>} exported
  * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
  * @property {(days: number, ensemble: string) => Promise<Trends>} trends
+ * @property {() => Promise<Evaluations>} evaluations
+ * @property {(id: string, compare: string) => Promise<EvaluationDetail>} evaluation
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

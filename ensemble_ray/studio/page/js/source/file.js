@@ -81,6 +81,8 @@ export function fileSource(file) {
     compare: refuse,
     series: async () => ({ first: 1, runs: [run] }),
     trends: refuse,
+    evaluations: refuse,
+    evaluation: refuse,
     files: refuse,
     file: refuse,
     exported: async () => new Blob([JSON.stringify(file, null, 2)], { type: "application/json" }),
