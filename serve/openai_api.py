@@ -76,9 +76,11 @@ class Asking(Struct, frozen=True, kw_only=True):
         return cls(request=request, service=service, caller=caller, idempotency_key=caller.own_key(idempotency_key))
 
     async def begin(self, info: EnsembleInfo, inputs: Mapping[str, JsonValue], tags: Mapping[str, str]) -> BlockingRun:
+        span = traceparent_of(self.request)
+        asked = NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=span)
         return await BlockingRun.begin(
             self.service,
-            NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=traceparent_of(self.request)),
+            self.caller.sign(asked),
             idempotency_key=self.idempotency_key,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
         )

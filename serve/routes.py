@@ -71,7 +71,7 @@ async def post_run(
         caller.check(Right.ADMIN)  # a changed task can use any tool of the endpoint
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     span = traceparent_of(request, asked.traceparent)
-    named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
+    named = caller.sign(asked.model_copy(update={"ensemble": ensemble, "traceparent": span}))
     taken = await service.start(named, idempotency_key=caller.own_key(idempotency_key))
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)

@@ -366,6 +366,7 @@ class NewRun(Wire):
         task_overrides: Changes of the team's tasks, by name; needs the right `admin`.
         tasks: Tasks of this run, in place of the team's: names of its tasks, and new tasks; needs the right `admin`.
         traceparent: The client's span in W3C trace context format; same as the request header of that name.
+        user: For whom the run is; needs the right `admin`. Default: the name of the caller's key.
     """
 
     ensemble: _Name | None = None
@@ -377,6 +378,7 @@ class NewRun(Wire):
     task_overrides: TaskOverrides | None = None
     tasks: TaskSelection | None = None
     traceparent: Annotated[str, Field(max_length=256)] | None = None
+    user: Annotated[str, Expressible, Field(min_length=1, max_length=256)] | None = None
 
 
 class AcceptedRun(Wire):
