@@ -234,18 +234,12 @@ async def _call_function(bound: BoundFunction, arguments: str, context: ToolCont
             return outcome_of_result(ToolResult.failure(f"Rejected by reviewer: {text}"))
         if approved != text:
             positional, named = bound.signature.read(approved)
-    if bound.cpu:
-        outcome = await _call_in_pool(bound, positional, named, context)
+    if bound.cpu or bound.signature.context:
+        outcome = await _call_elsewhere(bound, positional, named, context)
         if outcome is not None:
             return outcome
-    if bound.signature.context and context.run.has_deps_elsewhere:
-        return await _call_in_driver(bound, positional, named, context)
-    return await _call_here(bound, *bound.signature.with_context(context, positional, named), context)
-
-
-async def _call_here(
-    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
-) -> ToolOutcome:
+    if bound.signature.context:
+        positional, named = bound.signature.with_context(context, positional, named)
     async with _time_limit(bound.timeout_s, context):
         with use_tool_context(context):
             if bound.is_async:
@@ -253,6 +247,15 @@ async def _call_here(
             else:
                 returned = await call_to_end(bound.function, *positional, **named)
         return outcome_of_return(returned, bound.name)
+
+
+async def _call_elsewhere(
+    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
+) -> ToolOutcome | None:
+    """Return None if the function runs in this process."""
+    if bound.cpu:
+        return await _call_in_pool(bound, positional, named, context)
+    return await _call_in_driver(bound, positional, named, context) if context.run.has_deps_elsewhere else None
 
 
 TOOL_SERVICE = "tool"  # of the driver

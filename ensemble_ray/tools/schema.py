@@ -43,11 +43,11 @@ class Signature(Struct, frozen=True):
 
     def with_context(
         self, context: object, positional: tuple[object, ...], named: Mapping[str, object]
-    ) -> tuple[tuple[object, ...], Mapping[str, object]]:
-        """Return the arguments with the context of the call, if the function has it as a parameter."""
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return the arguments with the context of the call, of a function that has it as a parameter."""
         if self.is_context_positional:
-            return (context, *positional), named
-        return (positional, {self.context: context, **named}) if self.context else (positional, named)
+            return (context, *positional), dict(named)
+        return positional, {self.context: context, **named}
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return positional and named arguments, without omitted ones (S-TOOL-13)."""

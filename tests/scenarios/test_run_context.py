@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,25 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ensemble_ray import (
+    AbstractAgentTool,
+    AgentTool,
+    ChatMessage,
+    ChatResponse,
     CurrentRun,
     DelegationPolicyResult,
     DelegationRequest,
     Ensemble,
     EnsembleError,
+    Graph,
+    GraphEdge,
+    GraphRoutingContext,
     GuardrailInput,
     GuardrailResult,
     InlineRuntime,
     Loop,
     LoopIterationContext,
     MapEnsemble,
+    MapReduceEnsemble,
     OpenAIChatModel,
     OpenTelemetryListener,
     Review,
@@ -37,6 +45,8 @@ from ensemble_ray import (
     Runtime,
     TaskHandlerContext,
     ToolContext,
+    ToolResult,
+    ToolSpec,
     ValidationError,
     current_run_context,
     decide,
@@ -49,7 +59,8 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 from tests.builders import agent, call, task
-from tests.scenarios.delegating import ask, told
+from tests.scenarios.delegating import ask, hand, told
+from tests.scenarios.delegating import team as managed_team
 from tests.scenarios.detached import gates_of
 from tests.scenarios.dying import kill_actor, kill_first, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, recorded_state, until
@@ -168,6 +179,107 @@ def test_items_have_the_context(runtime: Runtime) -> None:
     results = {message.content for each in model.calls for message in each.messages if message.role == "tool"}
     assert all(str(each).startswith("tea 3 eve") for each in results)
     assert results
+
+
+class Echo:
+    """A model that answers with the price, once per process."""
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Read the deps."""
+        del messages, tools
+        run = current_run_context(Shop)
+        return ChatResponse(text=f"{run.deps.prices['tea']} for {run.user}")
+
+
+class Price(AbstractAgentTool):
+    """A tool as a class."""
+
+    name = "price"
+    description = "The price of a thing"
+    effect = "none"
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        """Read the deps of the call."""
+        context: ToolContext = self.context
+        shop = context.deps
+        assert isinstance(shop, Shop)
+        return ToolResult.success(f"{text} {shop.prices['tea']} {context.user} {context.run.run_id == context.run_id}")
+
+
+class Plain(AgentTool):
+    """A tool without a context of its own."""
+
+    name = "plain"
+    description = "The price of a thing"
+    effect = "none"
+
+    def execute(self, text: str, /) -> ToolResult:
+        """Read the deps of the run."""
+        return ToolResult.success(f"{text} {current_run_context(Shop).deps.prices['tea']}")
+
+
+def test_models_and_tools_of_classes_have_the_context(runtime: Runtime) -> None:
+    """S-CTX-1, S-CTX-4, S-CTX-20: of a question to an agent, too; and tools as handlers."""
+    assert agent(Echo()).run("How much?", runtime=runtime, deps=shop(), user="ada").text == "3 for ada"
+    model = ScriptedModel([call("price", '{"input": "tea"}'), call("plain", '{"input": "x"}', number=1)], "done")
+    seller = agent(model, tools=[Price(), Plain()])
+    team = Ensemble(tasks=[task("sell", seller), task("tea", handler=Price()), task("go on", handler=Plain())])
+    output = team.run(runtime=runtime, deps=shop(), user="ada")
+    assert told(model) == ["tea 3 ada True", "x 3"]
+    assert [each.raw for each in output.task_outputs[1:]] == ["tea 3 ada True", "go on 3"]
+
+
+def cheap(context: GraphRoutingContext) -> bool:
+    """Whether an edge of a graph is taken."""
+    return f"{current_run_context(Shop).deps.prices['tea']}" in context.last_output.raw
+
+
+def test_managed_workers_reduces_and_edges_have_the_context(runtime: Runtime) -> None:
+    """S-CTX-3."""
+    asked = ScriptedModel(call("price", '{"name": "tea"}'), "three")
+    helper = agent(asked, "Helper", tools=[price])
+    managed = managed_team(ScriptedModel(hand("Helper", "the price"), "done"), [helper])
+    assert managed.run(runtime=runtime, deps=shop(), user="bob").raw == "done"
+    assert told(asked)[0].startswith("tea 3 bob")
+    reduced = MapReduceEnsemble(
+        items=["a", "b"],
+        map_task=lambda item: task(item, handler=count),
+        reduce_task=lambda group: task("join", handler=count, context=group),
+        inputs={"what": "x"},
+    )
+    assert reduced.run(runtime=runtime, deps=shop(), user="bob").raw == "3 bob x True"
+    graph = Graph(
+        name="g",
+        states={"ask": task("ask", handler=count), "sell": task("sell", handler=lambda _: "sold")},
+        edges=[GraphEdge("ask", "sell", cheap), GraphEdge("ask", "ask"), GraphEdge("sell", Graph.END)],
+        start="ask",
+        max_steps=3,
+    )
+    assert Ensemble(graph=graph, inputs={"what": "x"}).run(runtime=runtime, deps=shop()).raw == "sold"
+
+
+class Counted:
+    """Deps that leave a mark when they are unpickled."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__dict__.update(state)
+        Marks(Path(self.place)).add(os.getpid())
+
+
+def test_a_value_is_unpickled_once_per_process(ray_runtime: Runtime, tmp_path: Path) -> None:
+    """S-CTX-22: however many tasks a process has."""
+
+    def used(_context: TaskHandlerContext[Counted]) -> str:
+        return f"{os.getpid()} {current_run_context(Counted).deps.place != ''}"
+
+    marks = Marks(tmp_path / "marks")
+    team = Ensemble(tasks=[task(f"task {n}", handler=used) for n in range(4)])
+    output = team.run(runtime=ray_runtime, deps=Counted(str(marks.path)))
+    (process,) = {each.raw for each in output.task_outputs}
+    assert marks.lines.count(process.partition(" ")[0]) == 1
 
 
 @pytest.mark.parametrize("deps", [None, Locked(1), "shop"], ids=["missing", "other", "text"])
