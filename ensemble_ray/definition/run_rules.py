@@ -81,7 +81,7 @@ def _check_prices(value: object) -> object:
 def _check_deps_type(value: object) -> object:
     if value is None or isinstance(value, type):
         return value
-    raise ValidationError(f"Ensemble deps_type must be a class, got: {value!r}")
+    raise ValidationError(f"Ensemble deps_type must be a class, got: {type(value).__name__}")
 
 
 if TYPE_CHECKING:

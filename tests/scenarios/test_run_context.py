@@ -108,6 +108,7 @@ def wait_there(context: ToolContext[Shop]) -> str:
 
 
 DRIVER = os.getpid()
+APPROVE = ReviewDecision.continue_execution()
 
 
 def asking(*, role: str = "Seller", **fields: object) -> tuple[ScriptedModel, Ensemble]:
@@ -480,13 +481,32 @@ def test_a_resumed_run_needs_its_deps_again(runtime: Runtime) -> None:
     output = team.run({"what": "x"}, runtime=runtime, deps=shop(), user="ada")
     run_id = str(output.run_id)
     assert output.state is RunState.WAITING
-    decide(run_id, gates_of(output)["a"], ReviewDecision.continue_execution(), runtime=runtime)
+    decide(run_id, gates_of(output)["a"], APPROVE, runtime=runtime)
     with pytest.raises(ValidationError, match="the run has no deps"):
         resume(run_id, team, runtime=runtime)
     assert resume(run_id, team, runtime=runtime, deps=shop()).raw == "3 ada x True"
     assert resume(run_id, team, runtime=runtime).raw == "3 ada x True"  # its recorded output
     forked = fork(run_id, from_task="task-2", ensemble=team, runtime=runtime, deps=shop(), user="bob")
     assert forked.raw == "3 bob x True"
+
+
+def test_inputs_are_the_same_texts_in_a_resumed_run(inline_runtime: InlineRuntime) -> None:
+    """S-CTX-5, S-CTX-26: whatever the values were; another place of the deps is no other definition."""
+    seen: list[dict[str, str]] = []
+
+    def note(_context: TaskHandlerContext) -> str:
+        seen.append(dict(current_run_context().inputs))
+        return "noted"
+
+    before = task("look at {what}", handler=note, review=Review.required())
+    after = task("go on", handler=note, context=[before])
+    team = Ensemble(tasks=[before, after], review_wait="detach", inputs={"more": "own"}, deps_type=Shop)
+    inputs = {"what": {"a": [1]}, "number": 3}
+    output = team.run(inputs, runtime=inline_runtime, deps=shop())
+    decide(str(output.run_id), gates_of(output)["look at {'a': [1]}"], APPROVE, runtime=inline_runtime)
+    team = team.replace(deps_type=None, deps_place="driver")
+    assert resume(str(output.run_id), team, runtime=inline_runtime).raw == "noted"
+    assert seen == [{"what": "{'a': [1]}", "number": "3", "more": "own"}] * 2
 
 
 def test_a_run_that_goes_on_without_its_driver_has_travelled_deps(ray_runtime: Runtime, tmp_path: Path) -> None:
@@ -500,7 +520,7 @@ def test_a_run_that_goes_on_without_its_driver_has_travelled_deps(ray_runtime: R
     first = task("a", handler=lambda _: "a", review=Review.required())
     team = Ensemble(tasks=[first, task("b", handler=note, context=[first])], review_wait="detach", deps_type=Shop)
     output = team.run(runtime=ray_runtime, deps=shop(), user="ada")
-    decide(str(output.run_id), gates_of(output)["a"], ReviewDecision.continue_execution(), runtime=ray_runtime)
+    decide(str(output.run_id), gates_of(output)["a"], APPROVE, runtime=ray_runtime)
     until(lambda: marks.lines, "the task behind the gate")
     assert marks.lines == ["3 ada"]
 

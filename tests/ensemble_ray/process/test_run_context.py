@@ -13,14 +13,18 @@ import pytest
 
 from ensemble_ray import (
     CurrentRun,
+    Ensemble,
     EnsembleError,
     IllegalStateError,
+    RunOptions,
+    Task,
     TaskHandlerContext,
     ToolContext,
     ValidationError,
     current_run_context,
     provide,
 )
+from ensemble_ray.definition.run_options import tags_in
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.run_context import Provided, RunDeps, check_deps, use_run
 
@@ -181,3 +185,26 @@ def test_a_type_of_deps_is_checked_without_their_value() -> None:
     with pytest.raises(ValidationError) as caught:
         check_deps("s3cret", Shop, "Ensemble")
     assert str(caught.value) == "Ensemble declares deps_type=Shop, and the deps of the run are a str"
+
+
+def test_deps_survive_changes_of_options_and_definitions() -> None:
+    """S-CTX-20, S-CTX-21, S-CTX-60: and options have no text of them."""
+    options = RunOptions(deps=Shop()).replace(user="ada", max_tokens=5)
+    assert options.deps == Shop()
+    assert "s3cret" not in repr(options)
+    assert options.model_dump(exclude_none=True) == {"user": "ada", "max_tokens": 5}
+    team = Ensemble(tasks=[Task.of("x")], deps="own").with_options(RunOptions(tags={"a": "b"}))
+    assert team.replace(verbose=True).deps == "own"
+    assert team.with_options(options).deps == Shop()
+    with pytest.raises(ValidationError, match="deps_type must be a class, got: str"):
+        Ensemble(tasks=[Task.of("x")], deps_type="s3cret")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="RunOptions user must have 1 to 256 characters, got: 0"):
+        RunOptions(user="")
+
+
+def test_the_user_is_a_tag_in_records() -> None:
+    """S-CTX-60: it wins over a tag of that name; damaged ones are left out."""
+    assert tags_in({"user": "ada"}) == {"user": "ada"}
+    assert tags_in({"tags": {"for": "x", "user": "eve"}, "user": "ada"}) == {"for": "x", "user": "ada"}
+    assert tags_in({"tags": {"user": "eve"}}) == {"user": "eve"}
+    assert tags_in({"user": 5}) == {}
