@@ -403,6 +403,18 @@ def test_driver_held_deps_stay_in_the_driver(runtime: Runtime) -> None:
     assert output.raw == f"handled in {os.getpid()}"
 
 
+def test_items_reach_deps_of_the_driver(runtime: Runtime) -> None:
+    """S-CTX-31, S-CTX-32: of a map, whose tasks are made while it runs."""
+
+    def done(context: TaskHandlerContext[Locked]) -> str:
+        with context.deps.lock:  # type: ignore[attr-defined]
+            return f"{context.description} {os.getpid()}"
+
+    team = MapEnsemble(items=["a", "b"], map_task=lambda item: task(item, handler=done), deps_place="driver")
+    output = team.run(runtime=runtime, deps=Locked(threading.Lock()))
+    assert [each.raw for each in output.task_outputs] == [f"a {os.getpid()}", f"b {os.getpid()}"]
+
+
 def test_a_worker_says_how_to_reach_deps_of_the_driver(ray_runtime: Runtime) -> None:
     """S-CTX-33."""
 
