@@ -96,6 +96,7 @@ _EXPORTS = {
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
     "ensemble_ray.values.prices": "ModelPrice",
     "ensemble_ray.values.task_output": "TaskOutput GraphRoutingContext LoopIterationContext GraphStep",
+    "ensemble_ray.process.run_context": "CurrentRun current_run_context provide",
     "ensemble_ray.plan.planner": "AgentSynthesizer resolve_template SynthesisContext TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.prompts.task": "build_system_prompt build_user_prompt DefaultManagerPromptStrategy",

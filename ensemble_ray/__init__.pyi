@@ -166,6 +166,9 @@ from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
+from ensemble_ray.process.run_context import CurrentRun as CurrentRun
+from ensemble_ray.process.run_context import current_run_context as current_run_context
+from ensemble_ray.process.run_context import provide as provide
 from ensemble_ray.prompts.output_format import describe_schema as describe_schema
 from ensemble_ray.prompts.task import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_system_prompt as build_system_prompt
@@ -329,6 +332,7 @@ __all__ = [
     "CostConfiguration",
     "CostEstimate",
     "CsvFile",
+    "CurrentRun",
     "CustomSchemaAgentTool",
     "CustomToolMetrics",
     "DagAgentNode",
@@ -574,6 +578,7 @@ __all__ = [
     "aresume",
     "build_system_prompt",
     "build_user_prompt",
+    "current_run_context",
     "current_tool_context",
     "decide",
     "describe_schema",
@@ -581,6 +586,7 @@ __all__ = [
     "fork",
     "parse_output",
     "pending_reviews",
+    "provide",
     "resolve_template",
     "resume",
     "run",

@@ -94,15 +94,11 @@ class Asking(Struct, frozen=True, kw_only=True):
         tags: Mapping[str, str],
         priority: RunPriority | None,
     ) -> BlockingRun:
+        span = traceparent_of(self.request)
+        asked = NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=span, priority=priority)
         return await BlockingRun.begin(
             self.service,
-            NewRun(
-                ensemble=info.name,
-                inputs=dict(inputs),
-                tags=dict(tags),
-                traceparent=traceparent_of(self.request),
-                priority=priority,
-            ),
+            self.caller.sign(asked),
             idempotency_key=self.idempotency_key,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
         )

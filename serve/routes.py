@@ -73,7 +73,7 @@ async def post_run(
         caller.check(Right.READ)  # it receives what this right shows
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     span = traceparent_of(request, asked.traceparent)
-    named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
+    named = caller.sign(asked.model_copy(update={"ensemble": ensemble, "traceparent": span}))
     taken = await service.start(named, idempotency_key=caller.own_key(idempotency_key))
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)

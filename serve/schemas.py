@@ -400,6 +400,7 @@ class NewRun(Wire):
         traceparent: The client's span in W3C trace context format; same as the request header of that name.
         priority: Order in the queue; null: `normal`. Runs that wait for long overtake runs of a higher priority.
         webhook: Receiver of the end of this run and of its reviews.
+        user: For whom the run is; needs the right `admin`. Default: the name of the caller's key.
     """
 
     ensemble: _Name | None = None
@@ -413,6 +414,9 @@ class NewRun(Wire):
     traceparent: Annotated[str, Field(max_length=256)] | None = None
     priority: RunPriority | None = Field(default=None, exclude_if=is_none)
     webhook: NewWebhook | None = Field(default=None, exclude_if=is_none)
+    user: Annotated[str, Expressible, Field(min_length=1, max_length=256)] | None = Field(
+        default=None, exclude_if=is_none
+    )
 
 
 class QueuePlace(Wire):

@@ -36,6 +36,7 @@ from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
 from ensemble_ray.plan.planner import AgentSynthesizer
 from ensemble_ray.ports import Dashboard
+from ensemble_ray.process.run_context import provide
 from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
 from ensemble_ray.teamfile.evaluation import EvaluationSection
 from ensemble_ray.teamfile.fields import (
@@ -509,6 +510,12 @@ class MapTeamKeys(FileSection):
     )
     review_handler: ReviewHandlerName = key(
         "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it all gates pass."
+    )
+    deps: Annotated[CallableName, AfterValidator(provide)] = key(
+        "Opens the deps of a run, in each process: a function without arguments or of the run, as module:function."
+    )
+    deps_type: Annotated[object, reference("a class", accepts=lambda value: isinstance(value, type))] = key(
+        "Class of the deps, which is checked; module:class."
     )
     dashboard: DashboardName = key("A `WebDashboard` that shows the runs, as module:attribute.")
     reflection_store: ReflectionStoreName = key(

@@ -250,7 +250,9 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
             raise _too_much("max_cost needs a team whose models have prices")
         cost = None
     parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
-    return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None)
+    return RunOptions(
+        max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None, user=asked.user
+    )
 
 
 def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:
@@ -347,7 +349,7 @@ def checked_entry(
         status, kind = HTTPStatus.BAD_REQUEST, "ValidationError"
         raise Refusal(status, "INVALID_RUN_ID", str(error), run_id=run_id, error=kind) from None
     # Neither the run id nor the trace context determines the run. Earlier releases lacked two of the fields.
-    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent"})
+    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent", "user"})
     data = {name: each for name, each in data.items() if each is not None or name not in {"task_overrides", "tasks"}}
     text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     entry = LedgerEntry(
@@ -356,7 +358,7 @@ def checked_entry(
         digest=hashlib.sha256(text.encode()).hexdigest(),
         ensemble=team.info.name,
         request=asked,
-        tags={**team.info.tags, **asked.tags},
+        tags={**team.info.tags, **asked.tags, **({} if asked.user is None else {"user": asked.user})},
         tasks=tasks,
         workflow=team.info.workflow,
         status=schemas.RunStatus.ACCEPTED,
