@@ -366,6 +366,7 @@ class NewRun(Wire):
         task_overrides: Changes of the team's tasks, by name; needs the right `admin`.
         tasks: Tasks of this run, in place of the team's: names of its tasks, and new tasks; needs the right `admin`.
         traceparent: The client's span in W3C trace context format; same as the request header of that name.
+        version: A version of the team from `GET /ensembles/{name}/versions`; null: the shares of the versions decide.
     """
 
     ensemble: _Name | None = None
@@ -377,6 +378,7 @@ class NewRun(Wire):
     task_overrides: TaskOverrides | None = None
     tasks: TaskSelection | None = None
     traceparent: Annotated[str, Field(max_length=256)] | None = None
+    version: _Name | None = None
 
 
 class AcceptedRun(Wire):
@@ -394,7 +396,11 @@ class AcceptedRun(Wire):
 
 
 class RunSummary(Wire):
-    """A run in a list."""
+    """A run in a list.
+
+    Attributes:
+        version: Version of the team's file; left out if the team has no file.
+    """
 
     run_id: str
     status: RunStatus
@@ -402,6 +408,7 @@ class RunSummary(Wire):
     tags: dict[str, str]
     created_at: datetime
     ended_at: datetime | None
+    version: str | None = Field(default=None, exclude_if=is_none)
 
 
 class OpenReview(Wire):
@@ -483,6 +490,8 @@ class EnsembleInfo(Wire):
         tasks: Number of tasks; null if a run creates its tasks.
         takes_items: Whether a run may bring its own items.
         chat: How it answers as a model.
+        version: Version of its file that gets most new runs; left out if the team has no file.
+        loaded_at: Time at which that version was first loaded.
     """
 
     name: str
@@ -493,12 +502,97 @@ class EnsembleInfo(Wire):
     tasks: int | None
     takes_items: bool = False
     chat: ChatInfo = ChatInfo()
+    version: str | None = Field(default=None, exclude_if=is_none)
+    loaded_at: datetime | None = Field(default=None, exclude_if=is_none)
 
 
 class EnsembleList(Wire):
     """Answer to `GET /ensembles`."""
 
     ensembles: list[EnsembleInfo]
+
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class NewVersion(Wire):
+    """Body of `POST /ensembles/{name}/versions`.
+
+    Attributes:
+        share: Part of the new runs that the version gets, 0 to 1.
+    """
+
+    share: _Share = 1.0
+
+
+class NewShare(Wire):
+    """Body of `POST /ensembles/{name}/versions/{version}`.
+
+    Attributes:
+        share: Part of the new runs that the version gets: 1 promotes it, 0 rolls it back.
+    """
+
+    share: _Share
+
+
+class TeamVersionInfo(Wire):
+    """A loaded version of a team's file.
+
+    Attributes:
+        share: Part of the new runs that it gets, 0 to 1.
+        open_runs: Accepted runs of this version that have not ended.
+    """
+
+    version: str
+    share: float
+    loaded_at: datetime
+    open_runs: int
+
+
+class TeamVersionList(Wire):
+    """Answer to the requests below `/ensembles/{name}/versions`: the newest version first."""
+
+    ensemble: str
+    versions: list[TeamVersionInfo]
+
+
+class NewDrain(Wire):
+    """Body of `POST /drain`.
+
+    Attributes:
+        timeout_s: The endpoint accepts runs again if some are still open after this time, s; null: it drains until an end.
+    """
+
+    timeout_s: float | None = Field(default=None, gt=0, le=_LONGEST_TTL_S)
+
+
+class OpenRuns(Wire):
+    """Numbers of accepted runs that have not ended: not started, running, waiting for people."""
+
+    accepted: int
+    running: int
+    waiting: int
+
+    @property
+    def total(self) -> int:
+        return self.accepted + self.running + self.waiting
+
+
+class DrainInfo(Wire):
+    """Answer to `GET /drain`, `POST /drain` and `POST /drain/end`.
+
+    Attributes:
+        state: `serving`; `draining`: new runs are refused, accepted ones continue; `drained`: no run is open any more.
+        since: Start of the drain; null while serving.
+        until: Time at which the drain ends if runs are still open; null: no limit.
+        by: Name of the caller that started it; empty if unknown.
+    """
+
+    state: Literal["serving", "draining", "drained"]
+    open: OpenRuns
+    since: datetime | None = None
+    until: datetime | None = None
+    by: Text = ""
 
 
 class RunEvent(Wire):

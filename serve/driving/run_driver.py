@@ -240,6 +240,7 @@ def summary_of(entry: LedgerEntry, *, is_active: bool) -> schemas.RunSummary:
         tags=dict(entry.tags),
         created_at=entry.created_at,
         ended_at=entry.ended_at,
+        version=entry.version,
     )
 
 
@@ -258,6 +259,7 @@ def detail_of(
         result=None if outcome is None else outcome.result,
         error=None if outcome is None else outcome.error,
         reviews=[*reviews],
+        version=entry.version,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_ray import ChatModel, InlineRuntime
-from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog, served_team
+from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
@@ -17,7 +17,7 @@ from ensemble_ray.teamfile import Runnable
 
 @asynccontextmanager
 async def driven(
-    teams: Runnable | Mapping[str, Runnable],
+    teams: Runnable | Mapping[str, Runnable | ServedTeam],
     runtime: Any = None,
     *,
     limits: EndpointLimits | None = None,
@@ -25,12 +25,17 @@ async def driven(
     tools: ToolCatalog | None = None,
     models: Mapping[str, ChatModel] | None = None,
     datasets: DatasetCatalog | None = None,
+    **more: Any,
 ) -> AsyncGenerator[DrivenRuns]:
     """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
     by_name = teams if isinstance(teams, Mapping) else {"team": teams}
     async with runtime or InlineRuntime() as entered:
-        served = {name: served_team(name, each) for name, each in by_name.items()}
-        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools=tools, models=models, datasets=datasets)
+        served = {
+            name: each if isinstance(each, ServedTeam) else served_team(name, each) for name, each in by_name.items()
+        }
+        runs = DrivenRuns(
+            served, entered, Ledger(ledger), limits, tools=tools, models=models, datasets=datasets, **more
+        )
         await runs.recover()
         yield runs
         await runs.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from importlib.util import find_spec
@@ -61,6 +62,11 @@ def serve(
         Option("--dataset", metavar="NAME=REF", help="A Ray Dataset that requests may map; repeatable."),
     ] = None,
     keys: Annotated[str, Option("--keys", help="Which requests need a key: auto, required, none.")] = "auto",
+    watch: Annotated[bool, Option("--watch", help="Load changed team files by itself, for new runs.")] = False,
+    drain_s: Annotated[
+        float,
+        Option("--drain-s", metavar="S", help="Drain up to S seconds before it stops; a second Ctrl-C skips this."),
+    ] = 0.0,
 ) -> None:
     """Serve teams over HTTP on Ray Serve.
 
@@ -71,11 +77,13 @@ def serve(
 
     if keys not in set(KeyPolicy):
         raise ValidationError(f"--keys: unknown '{keys}'. Known: [{', '.join(KeyPolicy)}]")
+    if not 0 <= drain_s < math.inf:
+        raise ValidationError(f"--drain-s must be 0 or more seconds, got: {drain_s:g}")
     endpoint = {
         "host": host, "port": port, "name": name, "ensembles": targets, "replicas": replicas, "namespace": namespace,
         "allowed_hosts": allowed_host or [], "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [], "datasets": ",".join(dataset or []), "keys": keys, "tools": tool or [],
-        "models": ",".join(model or []),
+        "models": ",".join(model or []), "watch": watch, "drain_s": drain_s,
     }  # fmt: skip
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(endpoint)]
