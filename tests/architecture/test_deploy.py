@@ -200,7 +200,11 @@ def test_the_ingress_has_all_routes_and_nothing_else() -> None:
     (service,) = documents("RayService")
     (rule,) = ingress["spec"]["rules"]
     paths = [(each["pathType"], each["path"]) for each in rule["http"]["paths"]]
-    routes = {*build_api(driven(summaries())).openapi()["paths"], "/openapi.json", MCP_PATH} - {"/metrics", "/drain", "/drain/end"}
+    routes = {*build_api(driven(summaries())).openapi()["paths"], "/openapi.json", MCP_PATH} - {
+        "/metrics",
+        "/drain",
+        "/drain/end",
+    }
     reached = {route for route in routes if any(_matches(kind, path, route) for kind, path in paths)}
     assert reached == routes
     assert all(any(_matches(kind, path, route) for route in routes) for kind, path in paths)

@@ -18,7 +18,9 @@ tasks:
     expected_output: A greeting
     {review}
 """
-_GATE = "review: {prompt: Right or wrong, timeout: 0}"
+#: A gate behind the greeting, and a task behind the gate.
+_GATE = """review: {{prompt: Right or wrong, timeout: 0}}
+  - {{name: repeat, description: Say {word} again, expected_output: A greeting, context: [greet]}}"""
 WORDS = ("Hello", "Servus", "Moin", "Ahoy")
 
 
@@ -26,7 +28,7 @@ def write(directory: Path, url: str, word: str, *, is_reviewed: bool = False, mo
     """Write a version of the team that says this word; gives the file."""
     path = directory / "greeting.yaml"
     more = f"review_wait: detach\n{more}" if is_reviewed else more
-    gate = _GATE if is_reviewed else ""
+    gate = _GATE.format(word=word) if is_reviewed else ""
     path.write_text(_TEAM.format(word=word, url=url, variable=KEY_VARIABLE, review=gate, more=more), encoding="utf-8")
     return path
 
