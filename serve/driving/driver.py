@@ -225,7 +225,7 @@ def drain_before_stop(driver: Any, limit_s: float, is_interrupted: threading.Eve
         # The next start is a newer deployment, which ends the drain.
         found = get(driver.call.remote("drain", NewDrain(), by="ensemble-ray serve"), timeout=_OPENING_S)
         while isinstance(found, DrainInfo) and (left := found.open.accepted + found.open.running):
-            text = f"Draining: {left} open runs, {found.open.waiting} wait for people (Ctrl-C stops)"
+            text = f"Draining: {left} open run{'s' if left > 1 else ''}, {found.open.waiting} waiting for people (Ctrl-C stops)"
             if text != shown:
                 notify(text)
                 shown = text

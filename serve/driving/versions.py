@@ -215,7 +215,7 @@ class TeamVersions:
             return of_file.team
         try:
             return await threads.run(_place_of(of_file.team).load_version, text)
-        except (EnsembleError, IllegalStateError) as error:
+        except Exception as error:  # noqa: BLE001  the code of a team can raise anything
             _log.warning(
                 "Version '%s' of the team '%s' cannot be loaded any more: %s",
                 version,
@@ -364,20 +364,24 @@ async def _read(place: TeamName) -> str:
 
 
 def _invalid(error: Exception) -> Refusal:
-    text = f"The version cannot be loaded, and the one before stays: {message_of(error)}"
-    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "VERSION_INVALID", text, error=type(error).__name__)
+    is_own = isinstance(error, EnsembleError | IllegalStateError)
+    shown = message_of(error) if is_own else describe(error)
+    text = f"The version cannot be loaded, and the one before stays: {shown}"
+    name = type(error).__name__ if is_own else "InternalError"
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "VERSION_INVALID", text, error=name)
 
 
 def _load(name: str, before: ServedTeam, text: str) -> ServedTeam:
     """Load a version, or refuse it. Blocks."""
     try:
         team = _place_of(before).load_version(text)
-        if team.info.name != name:
-            raise ValidationError(f"The file names its team '{team.info.name}', and a version keeps the name '{name}'")
         if _has_keys(before):  # otherwise other nodes of the cluster have the keys
             check_model_keys(find_planned_form(team.definition) or team.definition)
-    except (EnsembleError, IllegalStateError) as error:
-        raise _invalid(error) from error
+    except Exception as error:
+        raise _invalid(error) from error  # the code of a team can raise anything
+    if team.info.name != name:
+        text = f"The file names its team '{team.info.name}', and a version keeps the name '{name}'"
+        raise _invalid(ValidationError(text))
     return team
 
 

@@ -32,7 +32,7 @@ def one_input(model: ScriptedModel) -> Ensemble:
 
 
 async def test_new_runs_are_refused_while_accepted_ones_continue(connect: Connect) -> None:
-    """S-VER-1, S-VER-2, S-VER-3: a running run and a queued one; repeated requests are answered; then it is drained."""
+    """S-VER-1, S-VER-2, S-VER-3, S-VER-8: a running run and a queued one; repeated requests are answered; then it is drained."""
     gate = Gate("a draft")
     limits = EndpointLimits(max_running=1)
     async with connect(pair(ScriptedModel(gate, otherwise="fine")), limits=limits) as client:

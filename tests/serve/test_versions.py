@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray.access.admission import Right
+from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.catalog import served_team
@@ -152,6 +153,67 @@ async def test_a_file_that_cannot_be_loaded_changes_nothing(file: Path) -> None:
         assert "There is no file" in gone.json()["message"]
         assert await said(client) == ("Hello", version)
         assert versions_of(await client.get("/ensembles/greeting/versions")) == {version: 1.0}
+
+
+async def test_a_tag_of_the_request_or_the_team_replaces_the_tag_of_the_version(
+    file: Path, models: ModelServer, records: Path
+) -> None:
+    """S-VER-23: in lists and in the record; a request may have 64 tags."""
+    async with client_of(loaded(file)) as client:
+        version = (await said(client, run_id="plain"))[1]
+        await said(client, run_id="own", tags={"version": "mine"})
+        await said(client, run_id="many", tags={f"tag-{number}": "" for number in range(64)})
+        write(file.parent, models.base_url, "Hello", more="tags: {version: '3'}")
+        await client.post("/ensembles/greeting/versions")
+        await said(client, run_id="team")
+        tags = {each["run_id"]: each["tags"] for each in (await client.get("/runs")).json()["runs"]}
+    recorded = {name: RunDirectory(records, name).facts()[0].data.to_data() for name in tags}
+    assert [tags[name]["version"] for name in ("plain", "own", "team")] == [version, "mine", "3"]
+    assert recorded["plain"]["options"] == {"tags": {"version": version}}
+    assert recorded["own"]["options"] == {"tags": {"version": "mine"}}
+    assert "version" not in recorded["many"]["options"]["tags"]
+    assert recorded["team"]["options"] == {"tags": {"version": "3"}}
+
+
+async def test_a_key_that_the_version_before_lacks_is_not_asked_for(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-VER-22: on a cluster, other nodes have the keys; a version that calls a model of this node needs its key here."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    of_this_node, of_others = loaded(file), "llm: openai:any\ntasks:\n  - {name: greet, description: Greet}\n"
+    async with client_of(of_this_node) as client:
+        rewrite(file, of_others)
+        refused = await client.post("/ensembles/greeting/versions")
+    async with client_of(loaded(file)) as client:
+        rewrite(file, f"{of_others}# changed\n")
+        accepted = await client.post("/ensembles/greeting/versions")
+    assert (refused.status_code, "OPENAI_API_KEY" in refused.json()["message"]) == (422, True)
+    assert accepted.status_code == 200
+
+
+async def test_a_module_keeps_its_code_until_the_next_deployment(
+    tmp_path: Path, models: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-VER-37, S-VER-22: only the text of the file is versioned; code that fails while it is loaded changes nothing."""
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rewrite(tmp_path / "handler_of_version.py", "def greet(context):\n    return 'first'\n")
+    path = tmp_path / "greeting.yaml"
+    text = "tasks:\n  - {name: greet, description: 'Greet {who}', handler: 'handler_of_version:greet'}\n"
+    rewrite(path, text)
+    async with client_of(loaded(path)) as client:
+        first = await said(client)
+        rewrite(tmp_path / "handler_of_version.py", "def greet(context):\n    return 'second'\n")
+        rewrite(path, f"{text}# changed\n")
+        await client.post("/ensembles/greeting/versions")
+        second = await said(client)
+        rewrite(tmp_path / "broken_of_version.py", "raise OSError('no disk')\n")
+        rewrite(path, text.replace("handler_of", "broken_of"))
+        refused = await client.post("/ensembles/greeting/versions")
+        third = await said(client)
+    assert (first[0], second[0], third) == ("first", "first", second)
+    assert first[1] != second[1]
+    assert (refused.status_code, "no disk" in refused.json()["message"]) == (422, True)
 
 
 async def test_a_version_gets_a_share_and_is_promoted_or_rolled_back(file: Path, models: ModelServer) -> None:

@@ -5,7 +5,9 @@
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{ensemble: string, versions: {version: string, share: number, open_runs: number, loaded_at: number}[]}} EndpointTeam */
+/** @typedef {{drain: "serving"|"draining"|"drained", open_runs: number|null, teams: EndpointTeam[]}} EndpointState */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_teams: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
  * @typedef {object} RunRow
@@ -250,6 +252,7 @@
  * @property {(run: string, format: string) => Promise<Blob>} exported
  * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
  * @property {(days: number, ensemble: string) => Promise<Trends>} trends
+ * @property {(hasVersions: boolean) => Promise<EndpointState>} endpoint
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

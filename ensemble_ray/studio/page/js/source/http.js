@@ -140,6 +140,7 @@ export function httpSource() {
     series: (run) => get(`runs/${quote(run)}/series`),
     trends: (days, ensemble) => get(`trends?days=${days}&offset=${-new Date().getTimezoneOffset()}&ensemble=${quote(ensemble)}`),
     files: () => get("files"),
+    endpoint: (hasVersions) => get(`endpoint?versions=${hasVersions}`),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),
   };
