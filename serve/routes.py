@@ -255,35 +255,35 @@ async def get_ensembles(service: ServiceDependency, caller: CallerDependency) ->
 operations_router: APIRouter = APIRouter(tags=["operations"], responses=FAILURES)
 
 
-@operations_router.get("/ensembles/{name}/versions", response_model=schemas.TeamVersionList)
-async def get_versions(name: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+@operations_router.get("/ensembles/{ensemble}/versions", response_model=schemas.TeamVersionList)
+async def get_versions(ensemble: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
     """List the loaded versions of a team's file with their shares of new runs, newest first."""
     caller.check(Right.READ)
-    await visible_team(service, caller, name)
-    return answer(await service.versions(name))
+    await visible_team(service, caller, ensemble)
+    return answer(await service.versions(ensemble))
 
 
-@operations_router.post("/ensembles/{name}/versions", response_model=schemas.TeamVersionList)
+@operations_router.post("/ensembles/{ensemble}/versions", response_model=schemas.TeamVersionList)
 async def post_version(
-    name: str,
+    ensemble: str,
     service: ServiceDependency,
     caller: CallerDependency,
     asked: schemas.NewVersion = schemas.NewVersion(),  # noqa: B008  frozen
 ) -> JSONResponse:
     """Load the operator's file of a team again. Runs that were accepted before keep their version."""
     caller.check(Right.ADMIN)
-    await visible_team(service, caller, name)
-    return answer(await service.load_version(name, asked))
+    await visible_team(service, caller, ensemble)
+    return answer(await service.load_version(ensemble, asked))
 
 
-@operations_router.post("/ensembles/{name}/versions/{version}", response_model=schemas.TeamVersionList)
+@operations_router.post("/ensembles/{ensemble}/versions/{version}", response_model=schemas.TeamVersionList)
 async def post_share(
-    name: str, version: str, asked: schemas.NewShare, service: ServiceDependency, caller: CallerDependency
+    ensemble: str, version: str, asked: schemas.NewShare, service: ServiceDependency, caller: CallerDependency
 ) -> JSONResponse:
     """Change the share of new runs that a loaded version gets."""
     caller.check(Right.ADMIN)
-    await visible_team(service, caller, name)
-    return answer(await service.share_version(name, version, asked))
+    await visible_team(service, caller, ensemble)
+    return answer(await service.share_version(ensemble, version, asked))
 
 
 def _check_operator(caller: Caller) -> None:

@@ -366,7 +366,7 @@ class NewRun(Wire):
         task_overrides: Changes of the team's tasks, by name; needs the right `admin`.
         tasks: Tasks of this run, in place of the team's: names of its tasks, and new tasks; needs the right `admin`.
         traceparent: The client's span in W3C trace context format; same as the request header of that name.
-        version: A version of the team from `GET /ensembles/{name}/versions`; null: the shares of the versions decide.
+        version: A version of the team from `GET /ensembles/{ensemble}/versions`; null: the shares of the versions decide.
     """
 
     ensemble: _Name | None = None
@@ -516,7 +516,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class NewVersion(Wire):
-    """Body of `POST /ensembles/{name}/versions`.
+    """Body of `POST /ensembles/{ensemble}/versions`.
 
     Attributes:
         share: Part of the new runs that the version gets, 0 to 1.
@@ -526,7 +526,7 @@ class NewVersion(Wire):
 
 
 class NewShare(Wire):
-    """Body of `POST /ensembles/{name}/versions/{version}`.
+    """Body of `POST /ensembles/{ensemble}/versions/{version}`.
 
     Attributes:
         share: Part of the new runs that the version gets: 1 promotes it, 0 rolls it back.
@@ -550,7 +550,7 @@ class TeamVersionInfo(Wire):
 
 
 class TeamVersionList(Wire):
-    """Answer to the requests below `/ensembles/{name}/versions`: the newest version first."""
+    """Answer to the requests below `/ensembles/{ensemble}/versions`: the newest version first."""
 
     ensemble: str
     versions: list[TeamVersionInfo]

@@ -77,7 +77,11 @@ OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
     *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
     *("GET /capabilities", "POST /tools/{name}/invoke", "GET /drain", "POST /drain", "POST /drain/end"),
-    *("GET /ensembles/{name}/versions", "POST /ensembles/{name}/versions", "POST /ensembles/{name}/versions/{version}"),
+    *(
+        "GET /ensembles/{ensemble}/versions",
+        "POST /ensembles/{ensemble}/versions",
+        "POST /ensembles/{ensemble}/versions/{version}",
+    ),
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}"),

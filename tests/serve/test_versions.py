@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from httpx import AsyncClient, Response
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray.access.admission import Right
@@ -75,6 +75,7 @@ def versions_of(answer: Response) -> dict[str, float]:
     return {each["version"]: each["share"] for each in answer.json()["versions"]}
 
 
+@settings(deadline=None)
 @given(share=st.floats(0.01, 0.99), more=st.floats(0.0, 1.0))
 def test_a_version_loses_no_run_when_its_share_grows(share: float, more: float) -> None:
     """S-VER-31: the same seed has the same version, and a grown share only gains seeds."""
@@ -84,6 +85,7 @@ def test_a_version_loses_no_run_when_its_share_grows(share: float, more: float) 
     assert {choose_version(after, seed) for seed in chosen} <= {"new"}
 
 
+@settings(deadline=None)
 @given(share=st.floats(0.0, 1.0), third=st.floats(0.0, 1.0))
 def test_versions_get_about_their_shares_of_runs(share: float, third: float) -> None:
     """S-VER-31: and shares add up to 1, whatever they were before."""
