@@ -143,6 +143,7 @@ export function httpSource() {
     evaluations: () => get("evaluations"),
     evaluation: (id, compare) => get(`evaluations/${quote(id)}?compare=${quote(compare)}`),
     files: () => get("files"),
+    endpoint: (hasVersions) => get(`endpoint?versions=${hasVersions}`),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),
   };
