@@ -88,7 +88,7 @@ def load_evaluation_keys(target: str) -> EvaluationKeys | None:
     """Read the section `evaluation` of a team file; None: it has none. `load_team_file` reports the mistakes of other sections."""
     path = Path(target).expanduser()
     problems = Problems(target)
-    root = read_document(read_team_file(path, target), problems)
+    root = read_document(read_team_file(target), problems)
     problems.check()
     if not isinstance(root, Entries) or "evaluation" not in root:
         return None
