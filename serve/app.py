@@ -32,6 +32,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import notify
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import (
+    check_folders,
     load_catalog,
     load_datasets,
     load_models,
@@ -73,6 +74,8 @@ class EndpointOptions(BaseModel):
         public_url: Base URL in A2A cards, such as `https://teams.example.org`; None: that of the request.
         studio: Whether to serve Studio at `/studio`.
         replicas: Processes that answer requests.
+        schedules: Schedules of the operator, by team and name, with the fields of `Schedule`. They replace schedules of the same
+            name that the team declares.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -90,6 +93,7 @@ class EndpointOptions(BaseModel):
     public_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     studio: bool = True
     replicas: int = Field(default=1, gt=0)
+    schedules: dict[str, dict[str, JsonValue]] = Field(default_factory=dict[str, dict[str, JsonValue]])
     limits: EndpointLimits = EndpointLimits()
 
     @model_validator(mode="before")
@@ -134,7 +138,7 @@ def app(options: EndpointOptions) -> Application:
     """Return the Serve application, or raise a `ValidationError` if a team, tool, model or Dataset cannot be loaded."""
     policy = options.key_policy()
     names = team_names(options.ensembles)
-    load_teams(names, needs_keys=False)
+    load_teams(names, needs_keys=False, schedules=options.schedules)
     load_catalog(options.tools)
     load_models(options.models, needs_keys=False)
     load_datasets(options.datasets)
@@ -149,6 +153,7 @@ def app(options: EndpointOptions) -> Application:
         models=options.models,
         namespace=options.chosen_namespace(),
         datasets=options.datasets,
+        schedules=options.schedules,
     )
 
     def api() -> FastAPI:
@@ -238,6 +243,7 @@ def serve_until_interrupted(
     if cluster == LOCAL:
         check_keys_of(models.items())
         check_keys(place, policy, open_keys())
+        check_folders(load_teams(team_names(checked.ensembles), needs_keys=False, schedules=checked.schedules))
     place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 from ensemble_ray import events
 from ensemble_ray.definition import fields
 from ensemble_ray.definition.run_options import RetryPolicy, RunOptions, check_budget, check_options, check_tags
+from ensemble_ray.definition.schedule import SchedulesField, check_schedules
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
@@ -148,6 +149,7 @@ class RunRules(Value):
         retry: Retries of model calls that fail because of the provider; None: no retries.
         on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
             with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.
+        schedules: Times and folders at which an endpoint starts runs by itself, by name. Only `ensemble-ray serve` uses them.
     """
 
     _called: ClassVar[str] = "Ensemble"  # in messages
@@ -184,12 +186,14 @@ class RunRules(Value):
     review_wait: fields.ReviewWaitField = fields.initially(ReviewWait.ATTACHED)
     retry: RetryPolicy | None = Field(default_factory=RetryPolicy)
     on_incomplete: OnIncomplete = "warn"
+    schedules: SchedulesField = fields.initially({})
 
     @fields.checks_arguments
     @classmethod
     def _check_rules(cls, arguments: dict[str, Any]) -> None:
         _check_name(arguments.get("name"), cls._called)
         check_tags(arguments.get("tags"), cls._called)
+        check_schedules(arguments.get("schedules"), cls._called)
         fields.check_positive(
             arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set"
         )

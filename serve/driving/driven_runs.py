@@ -15,10 +15,11 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
+from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime, Schedule
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
-from ensemble_ray.process.concurrency import bridge, threads
+from ensemble_ray.ports import Clock
+from ensemble_ray.process.concurrency import SystemClock, bridge, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
@@ -26,9 +27,10 @@ from ensemble_ray.record.stores import RunStore
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog
 from ensemble_ray.serve.driving import requests, run_driver
-from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
+from ensemble_ray.serve.driving.ledger import Document, LedgerEntry, LedgerLostError, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunQueue, RunsTeam
+from ensemble_ray.serve.driving.schedules import Schedules
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunTally, Sample
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 
@@ -158,8 +160,13 @@ class DrivenRuns:
         models: Mapping[str, ChatModel] | None = None,
         datasets: DatasetCatalog | None = None,
         on_lost: Callable[[RunExistsError], object] | None = None,
+        endpoint: str = "",
+        clock: Clock | None = None,
     ) -> None:
-        """Prepare the runs. `on_lost` is called on the library's loop when another process owns the ledger."""
+        """Prepare the runs of an endpoint of that name.
+
+        `on_lost` is called on the library's loop when another process owns the ledger.
+        """
         self._teams: dict[str, ServedTeam] = {}
         self._models = models or {}
         self._ledger = ledger
@@ -176,6 +183,7 @@ class DrivenRuns:
         self._ends = run_driver.EndWriter(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedRecordReader(self._store)
         self._views = DrivenRunViews(ledger, self._active, lambda: self._store)
+        self._schedules = Schedules(self, ledger, clock or SystemClock(), endpoint=endpoint, on_lost=self._lose)
         for name, team in teams.items():
             self.serve(name, team)
 
@@ -234,7 +242,13 @@ class DrivenRuns:
 
     @_on_library_loop
     async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
-        key = idempotency_key
+        return await self._accept(asked, idempotency_key)
+
+    async def start_scheduled(self, asked: schemas.NewRun, *documents: Document) -> schemas.AcceptedRun:
+        """Accept a run of a schedule, and store documents in the same transaction."""
+        return await self._accept(asked, None, *documents)
+
+    async def _accept(self, asked: schemas.NewRun, key: str | None, *documents: Document) -> schemas.AcceptedRun:
         team = requests.team_of(asked.ensemble, self._teams)
         wanted, unknown = await threads.run(
             requests.checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
@@ -243,7 +257,10 @@ class DrivenRuns:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
-                return requests.answer_repetition(found, wanted)
+                answer = requests.answer_repetition(found, wanted)
+                if documents:  # the answer of an earlier write was lost
+                    await threads.run(self._ledger.put, *documents)
+                return answer
             if unknown is not None:
                 raise unknown
             queue = self._queues[team.info.name]
@@ -252,7 +269,7 @@ class DrivenRuns:
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
             self._active[wanted.run_id] = active = self._activate(wanted)
             try:
-                await threads.run(self._ledger.add, wanted)
+                await threads.run(self._ledger.add, wanted, *documents)
             except BaseException:
                 del self._active[wanted.run_id]
                 raise
@@ -300,6 +317,7 @@ class DrivenRuns:
             self._followed.drop(run_id)
             active.live.close()
             active.done.set()
+            self._schedules.wake()
             if not stored and await storing:
                 del self._active[run_id]
         finally:
@@ -325,7 +343,7 @@ class DrivenRuns:
 
     @_on_library_loop
     async def recover(self) -> int:
-        """Resume all accepted runs that have not ended; return their number."""
+        """Resume all accepted runs that have not ended, and open the schedules; return the number of runs."""
         entries = await threads.run(self._ledger.list_unfinished)
         known = [each for each in entries if each.ensemble in self._teams]
         for entry in known:
@@ -337,16 +355,51 @@ class DrivenRuns:
                     outcome = await run_driver.recorded_outcome(self._store, entry.run_id)
                     if outcome is not None:
                         await self._ends.write(entry.run_id, run_driver.detail_of(entry, outcome))
+        await self._schedules.open({name: team.definition.schedules for name, team in self._teams.items()})
         return len(known)
 
     @_on_library_loop
     async def close(self) -> None:
         """Release the ledger. The next process resumes the open runs."""
+        await self._schedules.close()
         tasks = [active.task for active in self._active.values() if active.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await threads.run(self._ledger.close)
+
+    def is_open(self, run_id: str) -> bool:
+        active = self._active.get(run_id)
+        return active is not None and active.ended is None
+
+    async def status_of(self, run_id: str) -> schemas.RunStatus | None:
+        """Return the state of a run as in lists; None: the ledger no longer contains it."""
+        active = self._active.get(run_id)
+        if active is not None and active.ended is not None:
+            return active.ended.status
+        entry = await threads.run(self._ledger.find, run_id)
+        return None if entry is None else run_driver.summary_of(entry, is_active=active is not None).status
+
+    @_on_library_loop
+    async def declare_schedules(self, ensemble: str, schedules: Mapping[str, Schedule]) -> None:
+        """Replace the schedules of a team, after it was served again."""
+        await self._schedules.declare(ensemble, schedules)
+
+    @_on_library_loop
+    async def schedules(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ScheduleInfo]:
+        return await self._schedules.infos(ensembles)
+
+    @_on_library_loop
+    async def schedule(self, ensemble: str, name: str) -> schemas.ScheduleDetail:
+        return await self._schedules.detail(ensemble, name)
+
+    @_on_library_loop
+    async def pause_schedule(self, ensemble: str, name: str, *, is_paused: bool) -> schemas.ScheduleInfo:
+        return await self._schedules.set_paused(ensemble, name, is_paused=is_paused)
+
+    @_on_library_loop
+    async def run_schedule(self, ensemble: str, name: str, *, run_id: str) -> schemas.AcceptedRun:
+        return await self._schedules.run_now(ensemble, name, run_id)
 
     async def _get_open_run(self, run_id: str) -> ActiveRun:
         active = self._active.get(run_id)

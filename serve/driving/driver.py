@@ -87,7 +87,7 @@ class RunDriver:
 
     async def _open(self) -> DrivenRuns:
         config = self._config
-        teams = await threads.run(load_teams, config.teams)
+        teams = await threads.run(load_teams, config.teams, schedules=config.schedules)
         runtime = await RayRuntime(namespace=config.namespace).__aenter__()
         tools = await threads.run(load_catalog, config.tools)
         models = await threads.run(load_models, config.models)
@@ -105,6 +105,7 @@ class RunDriver:
             models=models,
             datasets=datasets,
             on_lost=self._leave,
+            endpoint=f"{config.namespace}/{config.name}",
         )
         await runs.recover()
         return runs
@@ -234,6 +235,10 @@ class RemoteRuns:
     decide = _of_driver(RunService.decide)
     capabilities = _of_driver(RunService.capabilities)
     invoke_tool = _of_driver(RunService.invoke_tool)
+    schedules = _of_driver(RunService.schedules)
+    schedule = _of_driver(RunService.schedule)
+    pause_schedule = _of_driver(RunService.pause_schedule)
+    run_schedule = _of_driver(RunService.run_schedule)
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         teams, until = self._teams

@@ -408,3 +408,7 @@ class DriverConfig(Struct, frozen=True, kw_only=True):
     #: `module:attribute` references by name
     datasets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     keys: KeyPolicy = KeyPolicy.AUTO
+    #: of the operator, by team and name; with the fields of `Schedule`
+    schedules: Mapping[str, Mapping[str, JsonValue]] = msgspec.field(
+        default_factory=dict[str, "Mapping[str, JsonValue]"]
+    )

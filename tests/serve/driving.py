@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_ray import ChatModel, InlineRuntime
+from ensemble_ray.ports import Clock
 from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.driving.ledger import Ledger, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.teamfile import Runnable
 
@@ -21,16 +22,18 @@ async def driven(
     runtime: Any = None,
     *,
     limits: EndpointLimits | None = None,
-    ledger: Path | None = None,
+    ledger: Path | RunLedger | None = None,
     tools: ToolCatalog | None = None,
     models: Mapping[str, ChatModel] | None = None,
     datasets: DatasetCatalog | None = None,
+    clock: Clock | None = None,
 ) -> AsyncGenerator[DrivenRuns]:
     """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
     by_name = teams if isinstance(teams, Mapping) else {"team": teams}
     async with runtime or InlineRuntime() as entered:
         served = {name: served_team(name, each) for name, each in by_name.items()}
-        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools=tools, models=models, datasets=datasets)
+        own = Ledger(ledger) if ledger is None or isinstance(ledger, Path) else ledger
+        runs = DrivenRuns(*(served, entered, own, limits), tools=tools, models=models, datasets=datasets, clock=clock)
         await runs.recover()
         yield runs
         await runs.close()

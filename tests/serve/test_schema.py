@@ -70,6 +70,8 @@ def schema(place: Path, key: dict[str, str]) -> Iterator[Any]:
 OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
     *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
+    *("GET /schedules", "GET /schedules/{ensemble}/{name}", "POST /schedules/{ensemble}/{name}/pause"),
+    *("POST /schedules/{ensemble}/{name}/resume", "POST /schedules/{ensemble}/{name}/run"),
     *("GET /capabilities", "POST /tools/{name}/invoke"),
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
