@@ -14,7 +14,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Literal, cast, get_args
+from typing import IO, Annotated, Literal, Protocol, cast, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
@@ -46,6 +46,23 @@ from ensemble_ray.values.attachments import shown_type
 _MOST_DOCUMENTS = 4  # exports and files that are sent at the same time (S-STU-175)
 
 
+ScheduleAction = Literal["pause", "resume", "run"]
+
+
+class ScheduleBook(Protocol):
+    """The schedules of an endpoint."""
+
+    async def schedules(self, visitor: http_server.Visitor) -> schemas.ScheduleTable:
+        """Return the schedules that a visitor may see."""
+        ...
+
+    async def control(
+        self, ensemble: str, name: str, action: ScheduleAction, visitor: http_server.Visitor
+    ) -> schemas.ControlledSchedule:
+        """Pause, resume or run a schedule. Raises `StudioRefusal`."""
+        ...
+
+
 class Studio(Struct, frozen=True, kw_only=True):
     reader: StudioReader
     title: str
@@ -56,6 +73,7 @@ class Studio(Struct, frozen=True, kw_only=True):
     processes: RunProcesses | None = None
     live: Callable[[str], LiveEvents | None] | None = None  # live events of a run of this process
     files: FilesFolder | None = None
+    schedules: ScheduleBook | None = None
     #: held by an export or a file
     documents: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
@@ -65,6 +83,7 @@ class Studio(Struct, frozen=True, kw_only=True):
             actions=list(self.offers) if self.actions is not None else [],
             has_actors=self.processes is not None,
             has_files=self.files is not None and visitor.sees_all,
+            has_schedules=self.schedules is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,
         )
@@ -366,7 +385,7 @@ async def write_run(
     exported = ExportedRun(
         version=info.version,
         exported_at=round(time.time() * 1000),
-        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False}),
+        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False, "has_schedules": False}),
         run=run,
         steps=steps,
         flows=ExportedFlows(
@@ -584,6 +603,26 @@ async def _get_processes(studio: Studio, request: Request, run_id: str | None) -
     if studio.processes is None:
         return answer(schemas.Actors(note="This page shows no processes"))
     return answer(await bridge(studio.processes.actors(visitor, run_id)))
+
+
+@router.get("/schedules")
+async def get_schedules(studio: StudioDependency, request: Request) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await _book(studio).schedules(visitor))
+
+
+@router.post("/schedules/{ensemble}/{name}/{action}")
+async def post_schedule(
+    ensemble: str, name: str, action: ScheduleAction, studio: StudioDependency, request: Request
+) -> Response:
+    visitor = await studio.guard.admit(request, Right.RUN)
+    return answer(await _book(studio).control(ensemble, name, action, visitor), HTTPStatus.ACCEPTED)
+
+
+def _book(studio: Studio) -> ScheduleBook:
+    if studio.schedules is None:
+        raise http_server.not_found("page", "schedules")
+    return studio.schedules
 
 
 def _instant(name: str, text: str, default: float, *, is_end: bool = False) -> float:

@@ -17,6 +17,7 @@ import { filesView } from "./views/files.js";
 import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
+import { schedulesView } from "./views/schedules.js";
 import { trendsView } from "./views/trends.js";
 
 /** @typedef {import("./types.js").App} App */
@@ -24,7 +25,7 @@ import { trendsView } from "./views/trends.js";
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, schedules: schedulesView };
 /** How often the number of open reviews is asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -45,6 +46,7 @@ function frame(app) {
     h("a", { href: "#/runs", "data-view": "runs" }, icon("list", "nav-icon"), h("span", {}, "Runs")),
     h("a", { href: "#/reviews", "data-view": "reviews" }, icon("inbox", "nav-icon"), h("span", {}, "Reviews"), waiting),
     h("a", { href: "#/trends", "data-view": "trends" }, icon("trend", "nav-icon"), h("span", {}, "Trends")),
+    app.info.has_schedules ? h("a", { href: "#/schedules", "data-view": "schedules" }, icon("clock", "nav-icon"), h("span", {}, "Schedules")) : null,
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
   ];

@@ -5,7 +5,7 @@
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_schedules?: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
  * @typedef {object} RunRow
@@ -250,10 +250,14 @@
  * @property {(run: string, format: string) => Promise<Blob>} exported
  * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
  * @property {(days: number, ensemble: string) => Promise<Trends>} trends
+ * @property {() => Promise<ScheduleRow[]>} schedules
+ * @property {(one: ScheduleRow, action: string) => Promise<string|null>} controlSchedule the id of a run that it starts
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */
 
+/** @typedef {{trigger: string, at: number, since: number|null, times: number, run_id: string|null, status: string|null, reason: string, file: string|null}} ScheduleFire */
+/** @typedef {{ensemble: string, name: string, cron: string|null, every_s: number|null, folder: string|null, pattern: string|null, timezone: string, is_paused: boolean, next_at: number|null, waiting: number, problem: string|null, history: ScheduleFire[]}} ScheduleRow */
 /** @typedef {{view: string, run: string, tab: string, params: URLSearchParams}} Route */
 /**
  * A part of the page that fills it until the address names another.

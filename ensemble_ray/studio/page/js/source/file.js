@@ -46,7 +46,7 @@ export function fileSource(file) {
   };
   return {
     isFile: true,
-    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false }),
+    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false, has_schedules: false }),
     runs: async () => ({ runs: [run], next_cursor: null, total_known: 1, counts: { [run.status]: 1 } }),
     run: async () => run,
     steps: async () => ({ steps, cursor: run.cursor }),
@@ -81,6 +81,8 @@ export function fileSource(file) {
     compare: refuse,
     series: async () => ({ first: 1, runs: [run] }),
     trends: refuse,
+    schedules: async () => [],
+    controlSchedule: refuse,
     files: refuse,
     file: refuse,
     exported: async () => new Blob([JSON.stringify(file, null, 2)], { type: "application/json" }),

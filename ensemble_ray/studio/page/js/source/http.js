@@ -139,6 +139,8 @@ export function httpSource() {
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),
     series: (run) => get(`runs/${quote(run)}/series`),
     trends: (days, ensemble) => get(`trends?days=${days}&offset=${-new Date().getTimezoneOffset()}&ensemble=${quote(ensemble)}`),
+    schedules: async () => (await get("schedules")).schedules,
+    controlSchedule: async (one, action) => (await post(`schedules/${quote(one.ensemble)}/${quote(one.name)}/${action}`)).run_id ?? null,
     files: () => get("files"),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),
