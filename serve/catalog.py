@@ -25,6 +25,7 @@ from ensemble_ray import (
     Schedule,
     ValidationError,
 )
+from ensemble_ray.definition.schedule import check_schedules
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import ChatInfo, EnsembleInfo, Refusal, TaskInfo, ToolInfo, ToolReply
@@ -365,8 +366,10 @@ def _with_schedules(
                 made[each] = Schedule(**cast("dict[str, Any]", values))
             except ValidationError as error:
                 raise ValidationError(f"{where}: {error}") from None
+        check_schedules(made, f"schedules.{name}:")
         definition = teams[name].definition
-        changed[name] = served_team(name, definition.replace(schedules={**definition.schedules, **made}))
+        own = definition.model_copy(update={"schedules": {**definition.schedules, **made}})
+        changed[name] = served_team(name, own)
     return MappingProxyType(changed)
 
 

@@ -46,6 +46,10 @@ TAG = "schedule"
 #: Longest sleep. The computer's clock may be set meanwhile.
 _REST = timedelta(seconds=60)
 _RETRY = timedelta(seconds=5)
+#: How long the loop waits for a list of files, which the next look receives otherwise, and for the content of a file, s.
+_LIST_S, _READ_S = 2.0, 30.0
+#: Files whose runs are started in one look.
+_MOST_FILES = 100
 #: Refusals after which the same request may be accepted later.
 _TEMPORARY = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
@@ -75,6 +79,8 @@ class _Watched(Struct, kw_only=True, eq=False):
     done: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     #: files of the last look, by name
     before: Mapping[str, SeenFile] = msgspec.field(default_factory=dict[str, SeenFile])
+    #: the look at a folder that has not answered yet
+    looking: asyncio.Task[list[SeenFile]] | None = None
     problem: str | None = None
     wakes_at: datetime
     turn: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
@@ -146,7 +152,12 @@ class Schedules:
         """Return a schedule with its stored state."""
         key, now = f"{ensemble}/{name}", self._now()
         stored = (await threads.run(partial(self._ledger.documents, STATES, prefix=key))).get(key)
-        earlier = None if stored is None else msgspec.json.decode(stored, type=ScheduleState)
+        earlier: ScheduleState | None = None
+        if stored is not None:
+            try:
+                earlier = msgspec.json.decode(stored, type=ScheduleState)
+            except msgspec.MsgspecError as error:  # it must not stop the endpoint
+                _log.error("The state of the schedule '%s' cannot be read, so it begins now: %s", key, describe(error))
         state = rules.begin(schedule, earlier, now=now)
         made = _Watched(ensemble=ensemble, name=name, schedule=schedule, state=state, wakes_at=now)
         if state != earlier:
@@ -320,15 +331,15 @@ class Schedules:
             watched.wakes_at = now + _REST
             return
         watched.wakes_at = now + timedelta(seconds=schedule.look_s)
-        try:
-            found = await threads.run(list_files, schedule)
-        except OSError as error:
-            self._report(watched, f"Cannot list {schedule.folder}: {error.strerror or error}")
+        found = await self._list(watched)
+        if found is None:
             return
         ready = rules.ready_files(schedule, watched.before, found, watched.done)
         watched.before = {each.name: each for each in found}
         problem: str | None = None
-        for file in ready:
+        if len(ready) > _MOST_FILES:
+            watched.wakes_at = now  # after a turn of the other schedules
+        for file in ready[:_MOST_FILES]:
             try:
                 await self._fire_file(watched, file)
             except FileNotFoundError:
@@ -344,10 +355,28 @@ class Schedules:
                 await self._skip_file(watched, file, str(error))
         self._report(watched, problem)
 
+    async def _list(self, watched: _Watched) -> list[SeenFile] | None:
+        """Return the files of the folder; None: it cannot be listed now. A dead network disk stops no other schedule."""
+        if watched.looking is None:
+            watched.looking = asyncio.create_task(threads.run(list_files, watched.schedule))
+        await asyncio.wait({watched.looking}, timeout=_LIST_S)
+        if not watched.looking.done():
+            self._report(watched, f"{watched.schedule.folder} does not answer")
+            return None
+        looked, watched.looking = watched.looking, None
+        try:
+            return looked.result()
+        except OSError as error:
+            self._report(watched, f"Cannot list {watched.schedule.folder}: {error.strerror or error}")
+            return None
+
     async def _fire_file(self, watched: _Watched, file: SeenFile) -> None:
         assert watched.schedule.folder is not None  # noqa: S101  the caller looked into it
         path, now = watched.schedule.folder / file.name, self._now()
-        value = await threads.run(_content_of, path, file) if watched.schedule.attach else str(path)
+        value: JsonValue = str(path)
+        if watched.schedule.attach:
+            async with asyncio.timeout(_READ_S):  # its error is an `OSError`
+                value = await threads.run(_content_of, path, file)
         if value is None:
             return
         run_id = rules.run_id_of(watched.name, file, scope=self._scope(watched))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,11 @@ from ensemble_ray.access.admission import Right
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.serve.app import EndpointOptions, EndpointPlace, app, serve_until_interrupted
 from ensemble_ray.serve.catalog import served_team
+from ensemble_ray.serve.driving import schedules
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Document, Ledger, LedgerEntry
 from ensemble_ray.serve.driving.requests import EndpointLimits
+from ensemble_ray.serve.driving.schedule_rules import SeenFile
 from ensemble_ray.serve.schemas import NewRun, RunFilter, ScheduleDetail
 from tests.serve.conftest import Connect
 from tests.serve.driving import driven
@@ -296,11 +301,10 @@ async def test_no_file_is_lost_when_the_queue_of_the_team_is_full(tmp_path: Path
         await clock.move(10)
         for number in range(4):
             assert (await desk.next()).description == f"Read {tmp_path}/{number}.txt"
-            newest, *_ = await listed(runs)
-            oldest = (await listed(runs))[min(1, number)]
-            assert len(await listed(runs)) == min(4, number + 2)
+            accepted = (await listed(runs))[::-1]
+            assert len(accepted) == min(4, number + 2)
             desk.let_go()
-            await runs.wait(newest if number == 3 else oldest, 60)
+            await runs.wait(accepted[number], 60)
             await clock.move(10)
         assert (await runs.schedules())[0].problem is None
 
@@ -340,6 +344,58 @@ async def test_a_folder_that_is_away_is_reported_until_it_is_back(tmp_path: Path
         await clock.move(10)
         assert (await runs.schedules())[0].problem is None
         assert desk.is_idle
+
+
+async def test_a_folder_that_does_not_answer_stops_no_other_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-SCH-44: a network disk may hang; it is asked once."""
+    asked: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+
+    def hang(_: Schedule) -> list[SeenFile]:
+        held = threading.Event()
+        asked.put(held)
+        held.wait(60)
+        return [SeenFile("a.txt", 1, 1)]
+
+    monkeypatch.setattr(schedules, "list_files", hang)
+    monkeypatch.setattr(schedules, "_LIST_S", 0.05)
+    desk, clock = Desk(), SetClock()
+    team = desk.team(hourly=Schedule(every="1h"), inbox=Schedule(folder=tmp_path, input="text"))
+    async with driven(team, clock=clock) as runs:
+        await clock.move(60 * MINUTE)
+        await desk.next()
+        await clock.move(10)
+        inbox = (await runs.schedules())[1]
+        assert inbox.problem == f"{tmp_path} does not answer"
+        (await asyncio.to_thread(asked.get)).set()
+        assert asked.empty()
+
+
+async def test_many_files_are_started_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SCH-42: the other schedules have their turn between them."""
+    monkeypatch.setattr(schedules, "_MOST_FILES", 2)
+    desk, clock = Desk(), SetClock()
+    for number in range(5):
+        put(tmp_path, f"{number}.txt", "-", at=1000 + number)
+    team = desk.team(inbox=Schedule(folder=tmp_path, pattern="*.txt", input="text"))
+    async with driven(team, clock=clock, limits=EndpointLimits(max_running=1)) as runs:
+        await clock.move(10)
+        assert [(await desk.next()).description[-5:] for _ in range(5)] == [f"{number}.txt" for number in range(5)]
+        for each in await listed(runs):
+            await runs.wait(each, 60)
+
+
+async def test_a_state_that_cannot_be_read_stops_no_endpoint(tmp_path: Path) -> None:
+    """S-SCH-22: the schedule begins now, as a new one."""
+    place = tmp_path / "ledger"
+    ledger = Ledger(place)
+    ledger.put(Document(kind=schedules.STATES, name="team/hourly", text='{"decided_until": 5}'))
+    ledger.close()
+    desk, clock = Desk(), SetClock()
+    async with driven(desk.team(hourly=Schedule(every="1h")), clock=clock, ledger=place):
+        await clock.move(60 * MINUTE)
+        await desk.next()
 
 
 # Before a process starts.
