@@ -38,7 +38,7 @@ class Fire(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScheduleState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the ledger stores of a schedule. Replaced in the transaction that stores a run."""
+    """The stored state of a schedule. The transaction that stores a run replaces it."""
 
     timing: str
     #: all times up to here have a run, wait, or were skipped

@@ -93,7 +93,7 @@ class _Watched(Struct, kw_only=True, eq=False):
         return Document(kind=STATES, name=self.key, text=msgspec.json.encode(state).decode())
 
     def request(self, run_id: str, value: JsonValue) -> schemas.NewRun:
-        """Return the request of a run. `value` is the one that the endpoint fills in."""
+        """Return the request of a run, in which the endpoint fills in `value`."""
         own = self.schedule.input
         inputs: dict[str, object] = {**self.schedule.inputs, **({} if own is None else {own: value})}
         tags = {**self.schedule.tags, TAG: self.name}
@@ -114,7 +114,7 @@ class Schedules:
         endpoint: str,
         on_lost: Callable[[RunExistsError], object],
     ) -> None:
-        """Prepare schedules. `endpoint` makes the ids of runs differ from those of other endpoints."""
+        """Prepare schedules. `endpoint` distinguishes ids of runs in a record store of several endpoints."""
         self._runs = runs
         self._on_lost = on_lost
         self._ledger = ledger
@@ -130,7 +130,7 @@ class Schedules:
             await self.declare(ensemble, schedules)
 
     async def declare(self, ensemble: str, schedules: Mapping[str, Schedule]) -> None:
-        """Replace the schedules of a team. Those that it no longer has keep their state in the ledger."""
+        """Replace the schedules of a team. Removed schedules keep their state in the ledger."""
         for each in [each for each in self._watched.values() if each.ensemble == ensemble]:
             if each.name not in schedules:
                 async with each.turn:
