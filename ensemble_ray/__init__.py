@@ -17,6 +17,7 @@ _EXPORTS = {
     "ensemble_ray.definition.agent": "Agent RemoteAgent",
     "ensemble_ray.definition.fields": "Durability OnUnknown ParallelErrorStrategy Workflow",
     "ensemble_ray.definition.run_options": "RunOptions RetryPolicy",
+    "ensemble_ray.definition.schedule": "Schedule",
     "ensemble_ray.definition.delivery": "BatchDelivery",
     "ensemble_ray.definition.graph": "Graph MaxStepsAction GraphEdge GraphFork GraphJoin",
     "ensemble_ray.definition.loop": "Loop LoopMemoryMode LoopOutputMode MaxIterationsAction Until",

@@ -28,6 +28,7 @@ from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.phase import PhaseReviewDecision as PhaseReviewDecision
 from ensemble_ray.definition.run_options import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.run_options import RunOptions as RunOptions
+from ensemble_ray.definition.schedule import Schedule as Schedule
 from ensemble_ray.definition.task import ReflectionConfig as ReflectionConfig
 from ensemble_ray.definition.task import ReflectionInput as ReflectionInput
 from ensemble_ray.definition.task import Task as Task
@@ -515,6 +516,7 @@ __all__ = [
     "RunState",
     "RunsTask",
     "Runtime",
+    "Schedule",
     "Score",
     "ScoreComparison",
     "ScoreSummary",

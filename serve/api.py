@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _STUDIO, MCP_PATH = "/studio", "/mcp"
 ROUTERS: tuple[APIRouter, ...] = (
     *(routes.ensembles_router, routes.runs_router, routes.control_router, routes.reviews_router),
-    *(routes.capabilities_router, routes.events_router, routes.health_router, routes.metrics_router),
+    *(routes.schedules_router, routes.capabilities_router, routes.events_router, routes.health_router),
+    routes.metrics_router,
     routes.operations_router,
     *(openai_api.model_router, openai_api.chat_router, openai_api.response_router, routes.a2a_router),
 )

@@ -32,6 +32,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.process.context import notify
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.catalog import (
+    check_folders,
     load_catalog,
     load_datasets,
     load_models,
@@ -79,6 +80,8 @@ class EndpointOptions(BaseModel):
         webhooks: Receivers of the events of all runs of a team, by its name, or `*` for all teams: a URL, or `url` and `events`; as
             text `TEAM=URL`. `ENSEMBLE_RAY_WEBHOOK_SECRET` of the cluster's head signs them.
         webhook_hosts: Hosts that webhooks may reach although they are not public, also over http; `*` for any.
+        schedules: Schedules of the operator, by team and name, with the fields of `Schedule`. They replace schedules of the same
+            name that the team declares.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -97,6 +100,7 @@ class EndpointOptions(BaseModel):
     studio: bool = True
     watch: bool = False
     replicas: int = Field(default=1, gt=0)
+    schedules: dict[str, dict[str, JsonValue]] = Field(default_factory=dict[str, dict[str, JsonValue]])
     limits: EndpointLimits = EndpointLimits()
     webhooks: dict[str, NewWebhook] = Field(default_factory=dict[str, NewWebhook])
     webhook_hosts: _Names = ()
@@ -148,7 +152,7 @@ def app(options: EndpointOptions) -> Application:
     """Return the Serve application, or raise a `ValidationError` if a team, tool, model or Dataset cannot be loaded."""
     policy = options.key_policy()
     names = team_names(options.ensembles)
-    teams = load_teams(names, needs_keys=False)
+    teams = load_teams(names, needs_keys=False, schedules=options.schedules)
     check_team_webhooks(options.webhooks, options.webhook_hosts, teams)
     load_catalog(options.tools)
     load_models(options.models, needs_keys=False)
@@ -167,6 +171,7 @@ def app(options: EndpointOptions) -> Application:
         webhooks=options.webhooks,
         webhook_hosts=options.webhook_hosts,
         watch=options.watch,
+        schedules=options.schedules,
     )
 
     def api() -> FastAPI:
@@ -258,6 +263,7 @@ def serve_until_interrupted(
         check_keys_of(models.items())
         check_keys(place, policy, open_keys())
         check_secrets(checked.webhooks)
+        check_folders(load_teams(team_names(checked.ensembles), needs_keys=False, schedules=checked.schedules))
     place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})

@@ -7,17 +7,26 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import JsonValue
 
-from ensemble_ray import ChatModel, Ensemble, ExitEarlyError, IllegalStateError, PromptTemplateError, ValidationError
+from ensemble_ray import (
+    ChatModel,
+    Ensemble,
+    ExitEarlyError,
+    IllegalStateError,
+    PromptTemplateError,
+    Schedule,
+    ValidationError,
+)
+from ensemble_ray.definition.schedule import check_schedules
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import ChatInfo, EnsembleInfo, Refusal, TaskInfo, ToolInfo, ToolReply
@@ -295,6 +304,7 @@ class ServedTeam(Struct, frozen=True, kw_only=True):
 
 
 def served_team(name: str, definition: Runnable) -> ServedTeam:
+    """Return a team as the endpoint serves it, or raise a `ValidationError` if a schedule does not fit its inputs."""
     planned = find_planned_form(definition)
     if planned is None:
         if not isinstance(definition, Ensemble) and (definition.results, definition.dead_letters) != (None, None):
@@ -316,6 +326,9 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
             is_streaming=definition.is_streaming,
         )
     inputs = _variables(planned)
+    known = known_inputs(planned)
+    for each, schedule in definition.schedules.items():
+        _check_schedule(f"Team '{name}': schedule '{each}'", schedule, planned, needed=inputs, known=known)
     plan = planned.plan(dict.fromkeys(inputs, "x"))
     info = EnsembleInfo(
         name=name,
@@ -332,8 +345,73 @@ def served_team(name: str, definition: Runnable) -> ServedTeam:
         info=info,
         tasks=tuple(TaskInfo(ensemble=name, name=node.key, agent_role=node.agent_role) for node in plan.nodes),
         is_streaming=any(node.is_streaming for node in plan.nodes),
-        inputs=known_inputs(planned),
+        inputs=known,
     )
+
+
+def _check_schedule(
+    what: str, schedule: Schedule, team: Ensemble, *, needed: Sequence[str], known: Collection[str]
+) -> None:
+    """Refuse unknown and missing inputs of a schedule (S-SCH-9)."""
+    given = {*schedule.inputs, *(() if schedule.input is None else (schedule.input,))}
+    if unknown := sorted(given - {*known}):
+        raise ValidationError(f"{what}: unknown inputs [{', '.join(unknown)}]. Known: [{', '.join(sorted(known))}]")
+    if missing := [each for each in needed if each not in given]:
+        raise ValidationError(f"{what}: inputs are missing: [{', '.join(missing)}]. Set them in 'inputs' or 'input'")
+    if schedule.folder is None:
+        return
+    for task in team.all_tasks:
+        for each in task.attachments:
+            if f"{{{schedule.input}}}" in each.source:
+                raise ValidationError(
+                    f"{what}: the attachment '{each.source}' of a task must not contain '{{{schedule.input}}}'. Name it in the text "
+                    "of the task, and set 'attach' of the schedule"
+                )
+
+
+def check_folders(teams: Mapping[str, ServedTeam]) -> None:
+    """Refuse schedules whose folder does not exist on this machine.
+
+    Raises:
+        ValidationError: a folder is no directory here.
+    """
+    for name, team in teams.items():
+        for each, schedule in team.definition.schedules.items():
+            if schedule.folder is not None and not schedule.folder.is_dir():
+                raise ValidationError(f"Team '{name}': schedule '{each}': there is no folder '{schedule.folder}'")
+
+
+def _with_schedules(
+    teams: Mapping[str, ServedTeam], given: Mapping[str, Mapping[str, JsonValue]]
+) -> Mapping[str, ServedTeam]:
+    """Return the teams with the operator's schedules, which replace schedules of the same name (S-SCH-8)."""
+    changed = dict(teams)
+    for name, made in parse_schedules(given).items():
+        if name not in teams:
+            known = ", ".join(sorted(teams))
+            raise ValidationError(f"schedules: there is no team '{name}'. There are: [{known}]")
+        team = teams[name]
+        own = team.definition.model_copy(update={"schedules": {**team.definition.schedules, **made}})
+        changed[name] = replace(team, definition=served_team(name, own).definition)
+    return MappingProxyType(changed)
+
+
+def parse_schedules(given: Mapping[str, Mapping[str, JsonValue]]) -> Mapping[str, Mapping[str, Schedule]]:
+    """Return the operator's schedules by team and name."""
+    found: dict[str, Mapping[str, Schedule]] = {}
+    for name, schedules in given.items():
+        made: dict[str, Schedule] = {}
+        for each, values in schedules.items():
+            where = f"schedules.{name}.{each}"
+            if not isinstance(values, dict):
+                raise ValidationError(f"{where} must be an object with the fields of Schedule")
+            try:
+                made[each] = Schedule(**cast("dict[str, Any]", values))
+            except ValidationError as error:
+                raise ValidationError(f"{where}: {error}") from None
+        check_schedules(made, f"schedules.{name}:")
+        found[name] = made
+    return found
 
 
 def _chat(name: str, ensemble: Ensemble, inputs: Sequence[str], *, streamed_task: str | None) -> ChatInfo:
@@ -380,7 +458,17 @@ def team_names(configured: Sequence[str] = ()) -> tuple[TeamName, ...]:
     return tuple(TeamName(name=name, path=str(file.resolve()) if file.is_file() else "") for name, file in files)
 
 
-def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping[str, ServedTeam]:
+def load_teams(
+    names: Iterable[TeamName],
+    *,
+    needs_keys: bool = True,
+    schedules: Mapping[str, Mapping[str, JsonValue]] = MappingProxyType({}),
+) -> Mapping[str, ServedTeam]:
+    """Return teams by name, with `schedules` of the operator by team and name.
+
+    Raises:
+        ValidationError: a team cannot be loaded, or a schedule does not fit it.
+    """
     teams: dict[str, ServedTeam] = {}
     places: dict[str, str] = {}
     for each in names:
@@ -389,4 +477,4 @@ def load_teams(names: Iterable[TeamName], *, needs_keys: bool = True) -> Mapping
         if name in teams:
             raise ValidationError(f"Two teams are called '{name}': {places[name]} and {each.name}. Rename one of them")
         teams[name], places[name] = team, each.name
-    return MappingProxyType(teams)
+    return _with_schedules(teams, schedules)

@@ -24,6 +24,7 @@ from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.http_server import EventAnswer
 from ensemble_ray.text.foreign_text import whole_json
+from ensemble_ray.values.ids import new_run_id
 
 #: Limit of `wait`, s. Few proxies allow more.
 LONGEST_WAIT_S = 3600.0
@@ -204,6 +205,57 @@ async def post_decision(
     await visible_run(service, caller, run_id)
     decided = await service.decide(run_id, gate_id, decision, by=caller.name)
     return answer(decided, HTTPStatus.CONFLICT if isinstance(decided, schemas.ReviewConflict) else HTTPStatus.OK)
+
+
+schedules_router: APIRouter = APIRouter(tags=["schedules"], responses=FAILURES)
+
+
+@schedules_router.get("/schedules", response_model=schemas.ScheduleList)
+async def get_schedules(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the schedules of the teams, with their next times."""
+    caller.check(Right.READ)
+    return answer(schemas.ScheduleList(schedules=list(await service.schedules(caller.ensembles))))
+
+
+@schedules_router.get("/schedules/{ensemble}/{name}", response_model=schemas.ScheduleDetail)
+async def get_schedule(ensemble: str, name: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Return a schedule with its newest runs and skipped times."""
+    caller.check(Right.READ)
+    await visible_team(service, caller, ensemble)
+    return answer(await service.schedule(ensemble, name))
+
+
+@schedules_router.post("/schedules/{ensemble}/{name}/pause", response_model=schemas.ScheduleInfo)
+async def post_pause(ensemble: str, name: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Pause a schedule: no run starts until it is resumed."""
+    caller.check(Right.RUN)
+    await visible_team(service, caller, ensemble)
+    return answer(await service.pause_schedule(ensemble, name, is_paused=True))
+
+
+@schedules_router.post("/schedules/{ensemble}/{name}/resume", response_model=schemas.ScheduleInfo)
+async def post_resume(ensemble: str, name: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Resume a paused schedule. The times of the pause are not made up for."""
+    caller.check(Right.RUN)
+    await visible_team(service, caller, ensemble)
+    return answer(await service.pause_schedule(ensemble, name, is_paused=False))
+
+
+@schedules_router.post(
+    "/schedules/{ensemble}/{name}/run",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=schemas.AcceptedRun,
+    responses={202: {"description": "The run was accepted", "headers": _LOCATION}},
+)
+async def post_scheduled_run(
+    ensemble: str, name: str, service: ServiceDependency, caller: CallerDependency, request: Request
+) -> JSONResponse:
+    """Start a run of a schedule now, in addition to its times."""
+    caller.check(Right.RUN)
+    await visible_team(service, caller, ensemble)
+    taken = await service.run_schedule(ensemble, name, run_id=new_run_id())
+    headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
+    return answer(taken, HTTPStatus.ACCEPTED, headers)
 
 
 events_router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)

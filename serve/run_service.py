@@ -293,3 +293,19 @@ class RunService(Protocol):
     async def invoke_tool(self, name: str, body: schemas.ToolCallBody) -> schemas.ToolReply:
         """Call a tool outside of a run. `Refusal`: too many calls are running, or it timed out."""
         ...
+
+    async def schedules(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ScheduleInfo]:
+        """Return the schedules of these teams, sorted by team and name; None: of all teams."""
+        ...
+
+    async def schedule(self, ensemble: str, name: str) -> schemas.ScheduleDetail:
+        """Return a schedule with its history. `Refusal`: the team has no such schedule."""
+        ...
+
+    async def pause_schedule(self, ensemble: str, name: str, *, is_paused: bool) -> schemas.ScheduleInfo:
+        """Pause a schedule, or let it continue. A repetition has no effect."""
+        ...
+
+    async def run_schedule(self, ensemble: str, name: str, *, run_id: str) -> schemas.AcceptedRun:
+        """Start a run of a schedule now. A repeated `run_id` starts none. `Refusal`: the schedule waits for files."""
+        ...

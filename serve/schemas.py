@@ -884,6 +884,70 @@ class ReviewList(Wire):
     reviews: list[ReviewOfEnsemble]
 
 
+class ScheduleFire(Wire):
+    """A run of a schedule, or times or a file without a run.
+
+    Attributes:
+        trigger: `time`, `file`, or `manual` for a run that a caller asked for.
+        at: The scheduled time; of other runs, when the file was found or the run was asked for.
+        decided_at: When the endpoint started the run or skipped the time.
+        run_id: Null if no run was started.
+        status: State of the run; null if there is no run, or the endpoint no longer lists it.
+        reason: Why no run was started.
+        times: Number of skipped times in succession; `since` is the first of them.
+        file: Name of the file.
+    """
+
+    trigger: Literal["time", "file", "manual"]
+    at: datetime
+    decided_at: datetime
+    run_id: str | None = None
+    status: RunStatus | None = None
+    reason: Text = ""
+    times: int = 1
+    since: datetime | None = None
+    file: Text | None = None
+
+
+class ScheduleInfo(Wire):
+    """A schedule of a team. It has one of `cron`, `every_s` and `folder`.
+
+    Attributes:
+        every_s: Interval, s; of a folder: the time between two looks, or null for the default.
+        next_at: Its next time; null if it is paused or watches a folder.
+        waiting: Times that wait for their runs.
+        last: The newest entry of its history.
+        problem: Why it cannot start runs at the moment; the endpoint tries again.
+    """
+
+    ensemble: str
+    name: str
+    cron: str | None
+    every_s: float | None
+    folder: Text | None
+    pattern: Text | None
+    timezone: str
+    overlap: str
+    missed: str
+    is_paused: bool
+    next_at: datetime | None
+    waiting: int
+    last: ScheduleFire | None
+    problem: Text | None
+
+
+class ScheduleDetail(ScheduleInfo):
+    """A schedule with its history, newest first."""
+
+    history: list[ScheduleFire]
+
+
+class ScheduleList(Wire):
+    """Answer to `GET /schedules`: sorted by team and name."""
+
+    schedules: list[ScheduleInfo]
+
+
 class Refusal(Exception):  # noqa: N818  it is an answer, no defect
     """The endpoint rejects a request. The answer is a `Failure` (S-SRV-4).
 

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -19,24 +20,39 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
-from ensemble_ray.serve.schemas import NewDecision, Refusal, ReviewConflict, RunFilter, TeamVersionInfo, Verdict
-from ensemble_ray.studio.app import Studio, studio_app
+from ensemble_ray.serve.schemas import (
+    NewDecision,
+    Refusal,
+    ReviewConflict,
+    RunFilter,
+    ScheduleDetail,
+    TeamVersionInfo,
+    Verdict,
+)
+from ensemble_ray.studio.app import ScheduleAction, Studio, studio_app
 from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
 from ensemble_ray.studio.schemas import (
+    ControlledSchedule,
     Decision,
     DeliverySchema,
     EndpointState,
     NewFork,
     ReviewSchema,
     RunPreview,
+    ScheduleEntry,
+    ScheduleSchema,
+    ScheduleTable,
     VersionedTeam,
     VersionRow,
 )
+from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.metrics import ClusterDescription
 
 _LASTING_S = 2.0
+#: Entries of the history of a schedule on the page.
+_SHOWN_FIRES = 10
 #: Interval of complete lists, s, because the endpoint deletes its oldest runs.
 _WHOLE_S = 60.0
 _NOT_HERE = (
@@ -57,6 +73,7 @@ def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
         processes=RunProcesses(store, reader, _OwnCluster()),
         deliveries=lambda run_id: _deliveries(service(), run_id),
         endpoint=lambda visitor, has_versions: _endpoint_state(service(), visitor, has_versions=has_versions),
+        schedules=_EndpointSchedules(service),
     )
     return studio_app(studio)
 
@@ -155,7 +172,8 @@ class _EndpointGuard:
             self._accepted = {teams: each for teams, each in self._accepted.items() if not each.is_old}
             accepted = self._accepted[caller.ensembles] = _AcceptedRuns(self._service, caller.ensembles)
         sees_cluster = Right.ADMIN in caller.rights
-        return _CallerOfEndpoint(caller.name, await accepted.run_ids(), sees_cluster, caller.ensembles)
+        run_ids = await accepted.run_ids()
+        return _CallerOfEndpoint(caller.name, run_ids, sees_cluster, caller.ensembles)
 
 
 class _AcceptedRuns:
@@ -241,6 +259,68 @@ class _EndpointActions:
         if found is None:
             raise not_found("gate", gate_id)
         return found
+
+
+class _EndpointSchedules:
+    def __init__(self, service: Callable[[], RunService]) -> None:
+        self._service = service
+
+    async def schedules(self, visitor: Visitor) -> ScheduleTable:
+        service = self._service()
+        found = await service.schedules(_ensembles_of(visitor))
+        return ScheduleTable(
+            schedules=[_as_schedule(await service.schedule(each.ensemble, each.name)) for each in found]
+        )
+
+    async def control(self, ensemble: str, name: str, action: ScheduleAction, visitor: Visitor) -> ControlledSchedule:
+        service, seen = self._service(), _ensembles_of(visitor)
+        if seen is not None and ensemble not in seen:
+            raise not_found("schedule", f"{ensemble}/{name}")
+        try:
+            if action == "run":
+                accepted = await service.run_schedule(ensemble, name, run_id=new_run_id())
+                return ControlledSchedule(run_id=accepted.run_id)
+            await service.pause_schedule(ensemble, name, is_paused=action == "pause")
+        except Refusal as refusal:
+            raise _as_studio(refusal) from refusal
+        return ControlledSchedule()
+
+
+def _ensembles_of(visitor: Visitor) -> frozenset[str] | None:
+    return visitor.ensembles if isinstance(visitor, _CallerOfEndpoint) else None
+
+
+def _as_schedule(found: ScheduleDetail) -> ScheduleSchema:
+    return ScheduleSchema(
+        ensemble=found.ensemble,
+        name=found.name,
+        cron=found.cron,
+        every_s=found.every_s,
+        folder=found.folder,
+        pattern=found.pattern,
+        timezone=found.timezone,
+        is_paused=found.is_paused,
+        next_at=None if found.next_at is None else _millis(found.next_at),
+        waiting=found.waiting,
+        problem=found.problem,
+        history=[
+            ScheduleEntry(
+                trigger=each.trigger,
+                at=_millis(each.at),
+                since=None if each.since is None else _millis(each.since),
+                times=each.times,
+                run_id=each.run_id,
+                status=None if each.status is None else each.status.value,
+                reason=each.reason,
+                file=each.file,
+            )
+            for each in found.history[:_SHOWN_FIRES]
+        ],
+    )
+
+
+def _millis(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
 
 
 def _as_studio(refusal: Refusal) -> StudioRefusal:

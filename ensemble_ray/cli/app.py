@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {name: f"ensemble_ray.cli.{place}" for name, place
 GROUPS: Mapping[str, str] = {
     "import": "ensemble_ray.cli.commands.schema:imports", "keys": "ensemble_ray.cli.commands.serve:keys",
     "memory": "ensemble_ray.cli.commands.memory:memory", "models": "ensemble_ray.cli.commands.doctor:models",
+    "schedules": "ensemble_ray.cli.commands.schedules:schedules",
 }  # fmt: skip
 
 # Base class of the parser's errors, which the library does not export.

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 from ensemble_ray import events
 from ensemble_ray.definition import fields
 from ensemble_ray.definition.run_options import RetryPolicy, RunOptions, check_budget, check_options, check_tags
+from ensemble_ray.definition.schedule import SchedulesField, check_schedules
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
@@ -164,6 +165,7 @@ class RunRules(Value):
         deps_place: Process that has the deps of a run on Ray. `"worker"`: each process that runs tasks, so that a value is
             pickled once per run; `"driver"`: only the process that starts the run. Handlers, guardrails, delegation policies,
             and `@tool` functions with a context parameter are then called there.
+        schedules: Times and folders at which an endpoint starts runs by itself, by name. Only `ensemble-ray serve` uses them.
     """
 
     _called: ClassVar[str] = "Ensemble"  # in messages
@@ -203,12 +205,14 @@ class RunRules(Value):
     deps_type: _DepsType = None
     deps: Any = Field(default=None, repr=False, exclude=True)
     deps_place: DepsPlace = "worker"
+    schedules: SchedulesField = fields.initially({})
 
     @fields.checks_arguments
     @classmethod
     def _check_rules(cls, arguments: dict[str, Any]) -> None:
         _check_name(arguments.get("name"), cls._called)
         check_tags(arguments.get("tags"), cls._called)
+        check_schedules(arguments.get("schedules"), cls._called)
         fields.check_positive(
             arguments.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set"
         )

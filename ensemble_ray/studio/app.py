@@ -14,7 +14,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Literal, cast, get_args
+from typing import IO, Annotated, Literal, Protocol, cast, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
@@ -46,6 +46,23 @@ from ensemble_ray.values.attachments import shown_type
 _MOST_DOCUMENTS = 4  # exports and files that are sent at the same time (S-STU-175)
 
 
+ScheduleAction = Literal["pause", "resume", "run"]
+
+
+class ScheduleBook(Protocol):
+    """The schedules of an endpoint."""
+
+    async def schedules(self, visitor: http_server.Visitor) -> schemas.ScheduleTable:
+        """Return the schedules that a visitor may see."""
+        ...
+
+    async def control(
+        self, ensemble: str, name: str, action: ScheduleAction, visitor: http_server.Visitor
+    ) -> schemas.ControlledSchedule:
+        """Pause, resume or run a schedule. Raises `StudioRefusal`."""
+        ...
+
+
 class Studio(Struct, frozen=True, kw_only=True):
     reader: StudioReader
     title: str
@@ -59,6 +76,7 @@ class Studio(Struct, frozen=True, kw_only=True):
     deliveries: Callable[[str], Coroutine[None, None, Sequence[schemas.DeliverySchema]]] | None = None  # by run id
     #: state of the endpoint that serves the page, with or without versions of its teams
     endpoint: Callable[[http_server.Visitor, bool], Awaitable[schemas.EndpointState]] | None = None
+    schedules: ScheduleBook | None = None
     #: held by an export or a file
     documents: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
@@ -70,6 +88,7 @@ class Studio(Struct, frozen=True, kw_only=True):
             has_files=self.files is not None and visitor.sees_all,
             has_deliveries=self.deliveries is not None,
             has_teams=self.endpoint is not None,
+            has_schedules=self.schedules is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,
         )
@@ -380,7 +399,14 @@ async def write_run(
         version=info.version,
         exported_at=round(time.time() * 1000),
         info=info.model_copy(
-            update={"actions": [], "has_actors": False, "has_files": False, "has_deliveries": False, "has_teams": False}
+            update={
+                "actions": [],
+                "has_actors": False,
+                "has_files": False,
+                "has_deliveries": False,
+                "has_teams": False,
+                "has_schedules": False,
+            }
         ),
         run=run,
         steps=steps,
@@ -621,6 +647,26 @@ async def _get_processes(studio: Studio, request: Request, run_id: str | None) -
     if studio.processes is None:
         return answer(schemas.Actors(note="This page shows no processes"))
     return answer(await bridge(studio.processes.actors(visitor, run_id)))
+
+
+@router.get("/schedules")
+async def get_schedules(studio: StudioDependency, request: Request) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await _book(studio).schedules(visitor))
+
+
+@router.post("/schedules/{ensemble}/{name}/{action}")
+async def post_schedule(
+    ensemble: str, name: str, action: ScheduleAction, studio: StudioDependency, request: Request
+) -> Response:
+    visitor = await studio.guard.admit(request, Right.RUN)
+    return answer(await _book(studio).control(ensemble, name, action, visitor), HTTPStatus.ACCEPTED)
+
+
+def _book(studio: Studio) -> ScheduleBook:
+    if studio.schedules is None:
+        raise http_server.not_found("page", "schedules")
+    return studio.schedules
 
 
 def _instant(name: str, text: str, default: float, *, is_end: bool = False) -> float:

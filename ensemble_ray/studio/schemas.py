@@ -215,6 +215,7 @@ class StudioInfo(StudioSchema):
     has_files: bool = False  # a folder with graphs and traces
     has_deliveries: bool = False  # runs may have webhooks
     has_teams: bool = False  # an endpoint's, with versions
+    has_schedules: bool = False
     title: str  # of the place
     read_only_reason: str | None = None
 
@@ -794,3 +795,43 @@ class StepDetail(StepSchema):
     failed_attempts: ModelAttempts | None = None  # of the model call that failed
     fork_spec: str | None = None  # argument of `ensemble-ray fork --from`
     cut: dict[str, int] = {}  # full lengths of shortened texts; `.../text?field=` returns the texts
+
+
+class ScheduleEntry(StudioSchema):
+    """A run of a schedule, or skipped times or a skipped file."""
+
+    trigger: Literal["time", "file", "manual"]
+    at: Millis
+    since: Millis | None = None  # of the first of several skipped times
+    times: int = 1
+    run_id: str | None = None
+    status: str | None = None  # null: no run, or it was deleted
+    reason: Text = ""
+    file: Text | None = None
+
+
+class ScheduleSchema(StudioSchema):
+    ensemble: str
+    name: str
+    cron: str | None
+    every_s: float | None
+    folder: Text | None
+    pattern: Text | None
+    timezone: str
+    is_paused: bool
+    next_at: Millis | None
+    waiting: int
+    problem: Text | None
+    history: list[ScheduleEntry]  # newest first
+
+
+class ScheduleTable(StudioSchema):
+    """Answer to `GET api/studio/schedules`."""
+
+    schedules: list[ScheduleSchema]
+
+
+class ControlledSchedule(StudioSchema):
+    """Answer to `POST api/studio/schedules/ENSEMBLE/NAME/ACTION`."""
+
+    run_id: str | None = None  # of the run that the action started

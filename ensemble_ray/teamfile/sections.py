@@ -28,6 +28,7 @@ from ensemble_ray.definition.loop import Loop, Until
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.phase import Phase, PhaseReview
 from ensemble_ray.definition.run_rules import RunListeners
+from ensemble_ray.definition.schedule import Schedule
 from ensemble_ray.definition.task import Task, WithReflection
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
@@ -476,6 +477,19 @@ class MapReduceKeys(FileSection):
     )
 
 
+@keys_of(Schedule)
+class ScheduleKeys(MemberSection):
+    called = "schedule '{name}'"
+    every: Age = key(
+        "Interval: 7d, 12h, 15m, 2w or 90s. With folder: the time between two looks at the folder; default 10s."
+    )
+    inputs: _Inputs = key("Inputs of the runs.")
+    tags: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
+
+
+_Schedule = Annotated[ScheduleKeys, AfterValidator(ScheduleKeys.build)]
+
+
 _CALLBACKS = dict.fromkeys(
     EVENT_TYPES, (CallbackNames, key("Called with each event of that kind; module:function, or several."))
 )
@@ -522,6 +536,9 @@ class MapTeamKeys(FileSection):
         "Stores reflections on tasks across runs: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
     )
     retry: Retry | None = key()
+    schedules: Annotated[dict[str, _Schedule], mapping("must be a mapping of names to schedules")] = key(
+        "Times and folders at which an endpoint starts runs by itself, by name. Only `ensemble-ray serve` uses them."
+    )
 
 
 @keys_of(EnsembleDefinition)

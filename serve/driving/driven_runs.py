@@ -11,14 +11,16 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime
+from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime, Schedule
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
-from ensemble_ray.process.concurrency import bridge, threads
+from ensemble_ray.ports import Clock
+from ensemble_ray.process.concurrency import SystemClock, bridge, threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.record.following import RunFollower, SharedRecordReader
 from ensemble_ray.record.opening import store_at
@@ -27,10 +29,11 @@ from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog
 from ensemble_ray.serve.driving import requests, run_driver
 from ensemble_ray.serve.driving.draining import DrainSwitch
-from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
+from ensemble_ray.serve.driving.ledger import Document, LedgerEntry, LedgerLostError, RunLedger
 from ensemble_ray.serve.driving.queue import RunQueue
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunsTeam
+from ensemble_ray.serve.driving.schedules import Schedules
 from ensemble_ray.serve.driving.versions import WATCH_S, FileWatch, TeamVersions, count_by_version
 from ensemble_ray.serve.driving.webhooks import NewDeliveries, WebhookRules, Webhooks
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunTally, Sample
@@ -181,11 +184,14 @@ class DrivenRuns:
         on_lost: Callable[[RunExistsError], object] | None = None,
         deployed_at: float = 0.0,
         watch: bool = False,
+        endpoint: str = "",
+        schedules: Mapping[str, Mapping[str, Schedule]] = MappingProxyType({}),
+        clock: Clock | None = None,
     ) -> None:
-        """Prepare the runs.
+        """Prepare the runs of an endpoint of that name.
 
         `on_lost` is called on the library's loop when another process owns the ledger. `deployed_at` is a Unix time, s: a drain and the
-        shares of versions of an earlier deployment end. `watch`: load changed team files.
+        shares of versions of an earlier deployment end. `watch`: load changed team files. `schedules`: the operator's, by team and name.
         """
         self._ledger = ledger
         self._tools = tools or ToolCatalog()
@@ -212,6 +218,8 @@ class DrivenRuns:
             kept=self._limits.kept_runs,
             on_lost=self._lose,
         )
+        self._operators_schedules = schedules
+        self._schedules = Schedules(self, ledger, clock or SystemClock(), endpoint=endpoint, on_lost=self._lose)
         for name, team in teams.items():
             self.serve(name, team)
 
@@ -279,7 +287,13 @@ class DrivenRuns:
 
     @_on_library_loop
     async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
-        key = idempotency_key
+        return await self._accept(asked, idempotency_key)
+
+    async def start_scheduled(self, asked: schemas.NewRun, *documents: Document) -> schemas.AcceptedRun:
+        """Accept a run of a schedule, and store documents in the same transaction."""
+        return await self._accept(asked, None, *documents)
+
+    async def _accept(self, asked: schemas.NewRun, key: str | None, *documents: Document) -> schemas.AcceptedRun:
         name = requests.team_of(asked.ensemble, self._versions.teams).info.name
         try:
             # A repeated request has the same key, or the same id.
@@ -296,8 +310,10 @@ class DrivenRuns:
         async with self._accepting:
             found = await self._find_earlier(wanted.run_id, key)
             if found is not None:
-                place = self._views.place(found.run_id)
-                return requests.answer_repetition(found, wanted).model_copy(update={"queue": place})
+                answer = requests.answer_repetition(found, wanted)
+                if documents:  # the answer of an earlier write was lost
+                    await threads.run(self._ledger.put, *documents)
+                return answer.model_copy(update={"queue": self._views.place(found.run_id)})
             if unknown is not None:
                 raise unknown
             self._webhooks.check(asked, team.info.name)
@@ -309,7 +325,7 @@ class DrivenRuns:
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
             self._active[wanted.run_id] = active = self._activate(wanted)
             try:
-                await threads.run(self._ledger.add, wanted)
+                await threads.run(self._ledger.add, wanted, *documents)
             except BaseException:
                 del self._active[wanted.run_id]
                 raise
@@ -369,6 +385,7 @@ class DrivenRuns:
             self._followed.drop(run_id)
             active.live.close()
             active.done.set()
+            self._schedules.wake()
             if not stored and (new := await storing) is not None:
                 del self._active[run_id]
         finally:
@@ -401,7 +418,7 @@ class DrivenRuns:
 
     @_on_library_loop
     async def recover(self) -> int:
-        """Resume all accepted runs that have not ended; return their number."""
+        """Resume all accepted runs that have not ended, and open the schedules; return the number of runs."""
         entries = await threads.run(self._ledger.list_unfinished)
         await self._webhooks.recover()
         await self._drain.restore()
@@ -429,12 +446,14 @@ class DrivenRuns:
                     if outcome is not None:
                         new = await self._write_end(entry, run_driver.detail_of(entry, outcome))
                         self._webhooks.begin(new or NewDeliveries())
+        await self._declare_schedules()
         return len(known)
 
     @_on_library_loop
     async def close(self) -> None:
         """Release the ledger. The next process resumes the open runs."""
         self._drain.close()
+        await self._schedules.close()
         tasks = [active.task for active in self._active.values() if active.task is not None]
         tasks += [] if self._watching is None else [self._watching]
         for task in tasks:
@@ -486,12 +505,14 @@ class DrivenRuns:
     async def load_version(self, ensemble: str, asked: schemas.NewVersion) -> schemas.TeamVersionList:
         await self._versions.add(ensemble, asked.share, self._used_versions)
         self._note_shares()
+        await self._declare_schedules()
         return self._list_versions(ensemble)
 
     @_on_library_loop
     async def share_version(self, ensemble: str, version: str, asked: schemas.NewShare) -> schemas.TeamVersionList:
         await self._versions.share(ensemble, version, asked.share, self._used_versions)
         self._note_shares()
+        await self._declare_schedules()
         return self._list_versions(ensemble)
 
     async def _watch_files(self, watch: FileWatch) -> None:
@@ -499,12 +520,47 @@ class DrivenRuns:
             try:
                 await self._versions.load_changed(watch, self._used_versions)
                 self._note_shares()
+                await self._declare_schedules()
             except LedgerLostError as error:
                 self._lose(error)
                 return
             except Exception as error:  # noqa: BLE001  the next look may succeed
                 _log.warning("Changed team files cannot be loaded: %s", describe(error))
             await asyncio.sleep(WATCH_S)
+
+    def is_open(self, run_id: str) -> bool:
+        active = self._active.get(run_id)
+        return active is not None and active.ended is None
+
+    async def status_of(self, run_id: str) -> schemas.RunStatus | None:
+        """Return the state of a run as in lists; None: the ledger no longer contains it."""
+        active = self._active.get(run_id)
+        if active is not None and active.ended is not None:
+            return active.ended.status
+        entry = await threads.run(self._ledger.find, run_id)
+        return None if entry is None else run_driver.summary_of(entry, is_active=active is not None).status
+
+    async def _declare_schedules(self) -> None:
+        """Begin the schedules of the operator, and of the version of each team that gets most new runs."""
+        for name, team in self._versions.teams.items():
+            declared = {**team.definition.schedules, **self._operators_schedules.get(name, {})}
+            await self._schedules.declare(name, declared)
+
+    @_on_library_loop
+    async def schedules(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ScheduleInfo]:
+        return await self._schedules.infos(ensembles)
+
+    @_on_library_loop
+    async def schedule(self, ensemble: str, name: str) -> schemas.ScheduleDetail:
+        return await self._schedules.detail(ensemble, name)
+
+    @_on_library_loop
+    async def pause_schedule(self, ensemble: str, name: str, *, is_paused: bool) -> schemas.ScheduleInfo:
+        return await self._schedules.set_paused(ensemble, name, is_paused=is_paused)
+
+    @_on_library_loop
+    async def run_schedule(self, ensemble: str, name: str, *, run_id: str) -> schemas.AcceptedRun:
+        return await self._schedules.run_now(ensemble, name, run_id)
 
     async def _get_open_run(self, run_id: str) -> ActiveRun:
         active = self._active.get(run_id)

@@ -36,7 +36,7 @@ from ensemble_ray.process.concurrency import submit, threads
 from ensemble_ray.process.context import bounded_logger, notify
 from ensemble_ray.record.following import RunFollower
 from ensemble_ray.serve.callers import Caller, CallerCache
-from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, load_teams
+from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, load_teams, parse_schedules
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.ledger import LedgerLostError, RunLedger, open_ledger, part_of_name
 from ensemble_ray.serve.driving.requests import DriverConfig
@@ -122,6 +122,8 @@ class RunDriver:
             on_lost=self._leave,
             deployed_at=config.deployed_at,
             watch=config.watch,
+            endpoint=f"{config.namespace}/{config.name}",
+            schedules=parse_schedules(config.schedules),
         )
         await runs.recover()
         return runs
@@ -281,6 +283,10 @@ class RemoteRuns:
     versions = _of_driver(RunService.versions)
     load_version = _of_driver(RunService.load_version)
     share_version = _of_driver(RunService.share_version)
+    schedules = _of_driver(RunService.schedules)
+    schedule = _of_driver(RunService.schedule)
+    pause_schedule = _of_driver(RunService.pause_schedule)
+    run_schedule = _of_driver(RunService.run_schedule)
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         teams, until = self._teams

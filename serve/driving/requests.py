@@ -438,3 +438,7 @@ class DriverConfig(Struct, frozen=True, kw_only=True):
     webhook_hosts: tuple[str, ...] = ()
     #: whether changed team files are loaded by themselves
     watch: bool = False
+    #: of the operator, by team and name; with the fields of `Schedule`
+    schedules: Mapping[str, Mapping[str, JsonValue]] = msgspec.field(
+        default_factory=dict[str, "Mapping[str, JsonValue]"]
+    )

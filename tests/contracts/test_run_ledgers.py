@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import RunExistsError
+from ensemble_ray import RunExistsError, Schedule
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.driving import ledger as postgres_ledger
 from ensemble_ray.serve.driving.ledger import Document, LedgerEntry, RunLedger, open_ledger
 from ensemble_ray.serve.schemas import NewRun, RunDetail, RunFilter, RunStatus
 from tests.postgres_server import PostgresServer
+from tests.serve.driving import driven
+from tests.serve.scheduling import NOON as DAY
+from tests.serve.scheduling import Desk, SetClock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Open = Callable[[str], RunLedger]
@@ -203,3 +206,29 @@ def test_one_that_was_cut_off_changes_nothing_when_it_comes_back(url: str, postg
     last = open_ledger(StoreAddress(home="", url=url), "shop")
     assert [each.run_id for each in last.list_unfinished()] == ["a"]
     last.close()
+
+
+async def test_a_schedule_continues_with_what_the_ledger_stores(opened: Open, tmp_path: Path, home: str) -> None:
+    """S-SCH-21, S-SCH-41: runs, history and processed files of an earlier process, also of odd names."""
+    del home
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    (folder / "a/b %_é 'x'.txt".replace("/", ":")).write_text("a", encoding="utf-8")
+    desk = Desk()
+    team = desk.team(hourly=Schedule(every="1h"), inbox=Schedule(folder=folder, input="text"))
+    ids: list[str] = []
+    for restart in range(2):
+        clock = SetClock(DAY + timedelta(hours=restart))
+        async with driven(team, ledger=opened("shop"), clock=clock) as runs:
+            await clock.move(60)
+            await clock.move(3500)
+            await clock.move(40)
+            for _ in range(1 + (restart == 0)):
+                await desk.next()
+            ids = [each.run_id for each in (await runs.list(RunFilter())).runs]
+            for each in ids:
+                await runs.wait(each, 60)
+            history = (await runs.schedule("team", "hourly")).history
+            assert len(history) == restart + 1
+    assert len(ids) == 3
+    assert desk.is_idle

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from ensemble_ray import ChatModel, InlineRuntime
+from ensemble_ray.ports import Clock
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
-from ensemble_ray.serve.driving.ledger import Ledger
+from ensemble_ray.serve.driving.ledger import Ledger, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.webhooks import WebhookRules
 from ensemble_ray.teamfile import Runnable
@@ -22,11 +23,12 @@ async def driven(
     runtime: Any = None,
     *,
     limits: EndpointLimits | None = None,
-    ledger: Path | None = None,
+    ledger: Path | RunLedger | None = None,
     tools: ToolCatalog | None = None,
     models: Mapping[str, ChatModel] | None = None,
     datasets: DatasetCatalog | None = None,
     webhooks: WebhookRules | None = None,
+    clock: Clock | None = None,
     **more: Any,
 ) -> AsyncGenerator[DrivenRuns]:
     """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
@@ -36,7 +38,8 @@ async def driven(
             name: each if isinstance(each, ServedTeam) else served_team(name, each) for name, each in by_name.items()
         }
         offered = {"tools": tools, "models": models, "datasets": datasets, "webhooks": webhooks}
-        runs = DrivenRuns(served, entered, Ledger(ledger), limits, **cast("Any", offered), **more)
+        own = Ledger(ledger) if ledger is None or isinstance(ledger, Path) else ledger
+        runs = DrivenRuns(*(served, entered, own, limits), **cast("Any", offered), **more, clock=clock)
         await runs.recover()
         yield runs
         await runs.close()

@@ -77,6 +77,8 @@ OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
     *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
     *("GET /runs/{run_id}/deliveries", "POST /runs/{run_id}/deliveries/{delivery_id}/redeliver"),
+    *("GET /schedules", "GET /schedules/{ensemble}/{name}", "POST /schedules/{ensemble}/{name}/pause"),
+    *("POST /schedules/{ensemble}/{name}/resume", "POST /schedules/{ensemble}/{name}/run"),
     *("GET /capabilities", "POST /tools/{name}/invoke", "GET /drain", "POST /drain", "POST /drain/end"),
     *(
         "GET /ensembles/{ensemble}/versions",

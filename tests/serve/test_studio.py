@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, Image, Review, Task
+from ensemble_ray import Agent, Ensemble, Image, Review, Schedule, Task
 from ensemble_ray.access.admission import KeyPolicy, Right
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import RunFilter, RunPage, RunStatus, RunSummary
@@ -23,6 +23,7 @@ from tests.ensemble_ray.studio.test_actors_view import cluster, process
 from tests.media import PNG
 
 from .keys import guarded, make_key
+from .scheduling import Desk
 from .teams import KEY, KEY_VARIABLE
 from .versioned import loaded, write
 
@@ -279,3 +280,25 @@ async def test_versions_are_those_of_the_callers_teams(
         [],
     )
     assert short["teams"] == []
+
+
+async def test_callers_control_the_schedules_of_their_teams(records: Path) -> None:
+    """S-SCH-52: other schedules are not there; a schedule that waits for files cannot run now."""
+    inbox = Schedule(folder=records, input="text")
+    teams = {name: Desk().team(daily=Schedule(cron="0 3 * * *"), inbox=inbox) for name in ("a", "b")}
+    async with guarded(records, teams, KeyPolicy.REQUIRED, has_studio=True) as served:
+        client = served.client
+        ann = make_key(served.file, "ann", teams=["a"], rights=[Right.READ, Right.RUN])
+        reads = make_key(served.file, "reads", rights=[Right.READ])
+        assert (await client.get(f"{API}/info", headers=ann)).json()["has_schedules"] is True
+        found = (await client.get(f"{API}/schedules", headers=ann)).json()["schedules"]
+        assert [(each["ensemble"], each["name"]) for each in found] == [("a", "daily"), ("a", "inbox")]
+        assert len((await client.get(f"{API}/schedules", headers=reads)).json()["schedules"]) == 4
+        assert (await client.post(f"{API}/schedules/a/daily/pause", headers=reads)).status_code == 403
+        assert (await client.post(f"{API}/schedules/b/daily/pause", headers=ann)).status_code == 404
+        assert (await client.post(f"{API}/schedules/a/daily/pause", headers=ann)).json() == {"run_id": None}
+        assert (await client.get("/schedules/a/daily", headers=ann)).json()["is_paused"] is True
+        refused = await client.post(f"{API}/schedules/a/inbox/run", headers=ann)
+        assert (refused.status_code, refused.json()["code"]) == (409, "SCHEDULE_NEEDS_FILE")
+        run_id = (await client.post(f"{API}/schedules/a/daily/run", headers=ann)).json()["run_id"]
+        assert (await client.get(f"/runs/{run_id}", headers=ann)).json()["tags"] == {"schedule": "daily"}

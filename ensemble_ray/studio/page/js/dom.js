@@ -143,6 +143,7 @@ const ICONS = {
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   list: "M8 6h12M8 12h12M8 18h12M4 6h.1M4 12h.1M4 18h.1",
   trend: "M4 4v16h16M8 15l4-5 3 3 5-7",
+  clock: "M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16zM12 8v4l3 2",
   server: "M4 5h16v6H4zM4 13h16v6H4zM7 8h.1M7 16h.1",
 };
 

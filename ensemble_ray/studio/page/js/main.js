@@ -20,6 +20,7 @@ import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
 import { teamsView } from "./views/teams.js";
+import { schedulesView } from "./views/schedules.js";
 import { trendsView } from "./views/trends.js";
 
 /** @typedef {import("./types.js").App} App */
@@ -27,7 +28,7 @@ import { trendsView } from "./views/trends.js";
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, teams: teamsView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, teams: teamsView, schedules: schedulesView };
 /** How often the number of open reviews, and the state of an endpoint, are asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -51,6 +52,7 @@ function frame(app) {
     h("a", { href: "#/trends", "data-view": "trends" }, icon("trend", "nav-icon"), h("span", {}, "Trends")),
     h("a", { href: "#/evaluations", "data-view": "evaluations" }, icon("columns", "nav-icon"), h("span", {}, "Evaluations")),
     app.info.has_teams ? h("a", { href: "#/teams", "data-view": "teams" }, icon("person", "nav-icon"), h("span", {}, "Teams")) : null,
+    app.info.has_schedules ? h("a", { href: "#/schedules", "data-view": "schedules" }, icon("clock", "nav-icon"), h("span", {}, "Schedules")) : null,
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
   ];

@@ -7,7 +7,7 @@
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
 /** @typedef {{ensemble: string, versions: {version: string, share: number, open_runs: number, loaded_at: number}[]}} EndpointTeam */
 /** @typedef {{drain: "serving"|"draining"|"drained", open_runs: number|null, teams: EndpointTeam[]}} EndpointState */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, has_teams: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, has_teams: boolean, has_schedules?: boolean, title: string, read_only_reason: string|null}} StudioInfo */
 
 /**
  * @typedef {object} RunRow
@@ -266,10 +266,14 @@
  * @property {() => Promise<Evaluations>} evaluations
  * @property {(id: string, compare: string) => Promise<EvaluationDetail>} evaluation
  * @property {(hasVersions: boolean) => Promise<EndpointState>} endpoint
+ * @property {() => Promise<ScheduleRow[]>} schedules
+ * @property {(one: ScheduleRow, action: string) => Promise<string|null>} controlSchedule the id of a run that it starts
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */
 
+/** @typedef {{trigger: string, at: number, since: number|null, times: number, run_id: string|null, status: string|null, reason: string, file: string|null}} ScheduleFire */
+/** @typedef {{ensemble: string, name: string, cron: string|null, every_s: number|null, folder: string|null, pattern: string|null, timezone: string, is_paused: boolean, next_at: number|null, waiting: number, problem: string|null, history: ScheduleFire[]}} ScheduleRow */
 /** @typedef {{view: string, run: string, tab: string, params: URLSearchParams}} Route */
 /**
  * A part of the page that fills it until the address names another.

@@ -46,7 +46,7 @@ export function fileSource(file) {
   };
   return {
     isFile: true,
-    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false, has_teams: false }),
+    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false, has_teams: false, has_schedules: false }),
     runs: async () => ({ runs: [run], next_cursor: null, total_known: 1, counts: { [run.status]: 1 } }),
     run: async () => run,
     steps: async () => ({ steps, cursor: run.cursor }),
@@ -83,6 +83,8 @@ export function fileSource(file) {
     trends: refuse,
     evaluations: refuse,
     evaluation: refuse,
+    schedules: async () => [],
+    controlSchedule: refuse,
     files: refuse,
     endpoint: refuse,
     file: refuse,

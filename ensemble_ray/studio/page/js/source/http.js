@@ -142,6 +142,8 @@ export function httpSource() {
     trends: (days, ensemble) => get(`trends?days=${days}&offset=${-new Date().getTimezoneOffset()}&ensemble=${quote(ensemble)}`),
     evaluations: () => get("evaluations"),
     evaluation: (id, compare) => get(`evaluations/${quote(id)}?compare=${quote(compare)}`),
+    schedules: async () => (await get("schedules")).schedules,
+    controlSchedule: async (one, action) => (await post(`schedules/${quote(one.ensemble)}/${quote(one.name)}/${action}`)).run_id ?? null,
     files: () => get("files"),
     endpoint: (hasVersions) => get(`endpoint?versions=${hasVersions}`),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
