@@ -39,6 +39,10 @@ class RunOptions(Value):
         max_cost: Money that the run may spend, in USD or the currency of `cost_configuration`; > 0.
         tags: Labels of the caller, by name, to find the run later: at most 64, of up to 256 characters each. They are recorded
             and shown in lists of runs, and have no other effect.
+        max_iterations: Tool requests that an agent may make for one task; > 0. It lowers the `max_iterations` of agents and raises
+            none. A manager's limit of delegations stays.
+        additional_context: Text for the prompts of all tasks of the run, in a section of its own; up to 20,000 characters. It is no
+            template: braces are text.
     """
 
     context_budget: fields.StrictInt | None = None
@@ -49,6 +53,8 @@ class RunOptions(Value):
     max_tokens: fields.StrictInt | None = None
     max_cost: fields.StrictAmount | None = None
     tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
+    max_iterations: fields.StrictInt | None = None
+    additional_context: fields.StrictText | None = None
 
     @fields.checks_arguments
     @classmethod
@@ -57,6 +63,8 @@ class RunOptions(Value):
         fields.check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
         check_budget(arguments, "RunOptions")
         check_tags(arguments.get("tags"), "RunOptions")
+        fields.check_positive(arguments.get("max_iterations"), "RunOptions max_iterations must be > 0 when set")
+        fields.check_additional_context(arguments.get("additional_context"), "RunOptions")
 
 
 class RunFields(TypedDict, total=False):
@@ -70,6 +78,8 @@ class RunFields(TypedDict, total=False):
     max_tokens: int | None
     max_cost: float | None
     tags: Mapping[str, str] | None
+    max_iterations: int | None
+    additional_context: str | None
 
 
 class RetryPolicy(Value):

@@ -371,6 +371,8 @@ class RunContext(Struct, frozen=True, kw_only=True):
     began_at: float = 0.0  # at which the run was started or resumed, Unix time, s
     declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
     is_fork: bool = False  # it asks for new answers (S-USE-23)
+    max_iterations: int | None = None  # lowers the limits of agents; None: as agents declare (S-REQ-3)
+    additional_context: str = ""  # for the prompts of all tasks (S-REQ-5)
 
     @property
     def has_plan(self) -> bool:

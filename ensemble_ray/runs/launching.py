@@ -283,7 +283,7 @@ def run_context_of(
     costs: RunCosts = None,
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
-    plan, limit = planned.plan, definition.delegation_timeout
+    plan, limit, chosen = planned.plan, definition.delegation_timeout, definition.chosen_options
     return RunContext(
         run_id=run_id,
         workflow=plan.workflow,
@@ -322,7 +322,15 @@ def run_context_of(
         began_at=time.time(),
         declared_model=NO_NAMES if plan.nodes else declared_names(definition.llm, model_names(definition.llm)),
         is_fork=is_fork,
+        max_iterations=None if chosen is None else chosen.max_iterations,
+        additional_context=additional_context_of(definition),
     )
+
+
+def additional_context_of(definition: RunRules) -> str:
+    """Return the text of the run's options for all prompts; "": none."""
+    chosen = definition.chosen_options
+    return "" if chosen is None else chosen.additional_context or ""
 
 
 def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCosts:
@@ -418,4 +426,5 @@ def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> N
             continue
         instructions = build_system_prompt(planned.agents[node.agent_key])
         attached = sum([each.estimated_tokens for each in task.attachments]) * CHARACTERS_PER_TOKEN
-        check_context_budget(node.key, budget, len(instructions) + len(render_parts(fixed_parts(task))) + attached)
+        fixed = fixed_parts(task, additional_context=additional_context_of(definition))
+        check_context_budget(node.key, budget, len(instructions) + len(render_parts(fixed)) + attached)
