@@ -34,7 +34,7 @@ from ensemble_ray.teamfile import Runnable, find_planned_form, is_team_file, loa
 from ensemble_ray.teamfile.fields import load_model
 from ensemble_ray.teamfile.references import find_attribute, make_importable
 from ensemble_ray.tools.call import call_tool
-from ensemble_ray.tools.registry import BoundAgentTool, resolve_tools
+from ensemble_ray.tools.registry import BoundAgentTool, resolve_tools, tools_by_name
 from ensemble_ray.tools.tool import ToolContext
 from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.value import to_tuple
@@ -54,8 +54,10 @@ class ToolCatalog:
         asking = [each.name for each in bound if isinstance(each, BoundAgentTool) and each.asks_first]
         if asking:
             raise ValidationError(f"Tools that ask a person before each call cannot be offered over HTTP: {asking}")
-        #: by tool name; an entry may contain several tools
-        self.entries: Mapping[str, object] = {name: each for each in tools for name in resolve_tools([each]).names}
+        #: by tool name; a provider's tools stay together
+        self.entries: Mapping[str, object] = {
+            name: tools_by_name(each).get(name, each) for each in tools for name in resolve_tools([each]).names
+        }
         self._time_limit_s = time_limit_s
         self._running = 0
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from anyio import CancelScope
 from fastapi import Depends, FastAPI, Request, Security
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -113,6 +115,33 @@ def _broken(_request: Request, error: Exception) -> JSONResponse:
 
 def _plain(status: HTTPStatus, code: str, message: str) -> JSONResponse:
     return failure_answer(Failure(error=_REFUSED, code=code, status=status, message=message))
+
+
+class OwnRoute(APIRoute):
+    """A route that refuses unknown query parameters, because a misspelt one would be a request for something else.
+
+    Routes of other protocols ignore them, as these protocols require.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        known = sorted(_query_names(self.dependant))
+        text = f"unknown parameter. Known: [{', '.join(known)}]"
+
+        async def checked(request: Request) -> Response:
+            unknown = [name for name in request.query_params if name not in known]
+            if unknown:
+                problems = [{"type": "extra_forbidden", "loc": ("query", name), "msg": text} for name in unknown]
+                raise RequestValidationError(problems)
+            return await handle(request)
+
+        return checked
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (each.alias for each in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
 
 
 BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"

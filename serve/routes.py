@@ -16,9 +16,18 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from ensemble_ray.access.admission import Right
+from ensemble_ray.events.messages import FOLLOWED_TYPES, SKIPPED_TYPE
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.callers import Caller
-from ensemble_ray.serve.middleware import FAILURES, CallerDependency, answer, failure_answer, json_text, traceparent_of
+from ensemble_ray.serve.middleware import (
+    FAILURES,
+    CallerDependency,
+    OwnRoute,
+    answer,
+    failure_answer,
+    json_text,
+    traceparent_of,
+)
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, render_samples
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
@@ -44,7 +53,7 @@ def preferred_wait(prefer: str | None) -> float | None:
     return None
 
 
-runs_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
+runs_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES, route_class=OwnRoute)
 _LOCATION = {"Location": {"description": "Path of the run", "schema": {"type": "string"}}}
 
 
@@ -69,7 +78,7 @@ async def post_run(
 ) -> JSONResponse:
     """Start a run. With `wait`, answer with its result if it ends within this many seconds."""
     caller.check(Right.RUN)
-    if asked.task_overrides is not None or asked.tasks is not None:
+    if asked.changes_tasks:
         caller.check(Right.ADMIN)  # a changed task can use any tool of the endpoint
     if asked.webhook is not None:
         caller.check(Right.READ)  # it receives what this right shows
@@ -156,7 +165,7 @@ async def post_redelivery(
     return answer(await service.redeliver(run_id, delivery_id), HTTPStatus.ACCEPTED)
 
 
-control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)
+control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES, route_class=OwnRoute)
 
 
 @control_router.post("/runs/{run_id}/inject", response_model=schemas.RunDetail)
@@ -179,7 +188,7 @@ async def post_model(
     return answer(await service.switch_model(run_id, model, by=caller.name), HTTPStatus.OK)
 
 
-reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES)
+reviews_router: APIRouter = APIRouter(tags=["reviews"], responses=FAILURES, route_class=OwnRoute)
 
 
 @reviews_router.get("/reviews", response_model=schemas.ReviewList)
@@ -207,7 +216,7 @@ async def post_decision(
     return answer(decided, HTTPStatus.CONFLICT if isinstance(decided, schemas.ReviewConflict) else HTTPStatus.OK)
 
 
-schedules_router: APIRouter = APIRouter(tags=["schedules"], responses=FAILURES)
+schedules_router: APIRouter = APIRouter(tags=["schedules"], responses=FAILURES, route_class=OwnRoute)
 
 
 @schedules_router.get("/schedules", response_model=schemas.ScheduleList)
@@ -258,7 +267,7 @@ async def post_scheduled_run(
     return answer(taken, HTTPStatus.ACCEPTED, headers)
 
 
-events_router: APIRouter = APIRouter(tags=["events"], responses=FAILURES)
+events_router: APIRouter = APIRouter(tags=["events"], responses=FAILURES, route_class=OwnRoute)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -276,29 +285,46 @@ async def get_events(
     caller: CallerDependency,
     *,
     after: str | None = None,
+    events: Annotated[list[str], Query(max_length=64, description="Types, separated by commas; none: all")] = [],  # noqa: B006  FastAPI copies it
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Stream the events of a run, from its start or behind an event, until its end."""
+    """Stream the events of a run, from its start or behind an event, until its end.
+
+    With `events` it streams only these types and `ensemble_completed`. An `id:` without an event is the cursor of the others.
+    """
     caller.check(Right.READ)
+    types = _types_of(events)
     run = await visible_run(service, caller, run_id)
-    events = service.events(run_id, last_event_id or after)
+    found = service.events(run_id, last_event_id or after, types=types)
     first: schemas.RunEvent | None = None
     if run.status.is_final:
-        first = await anext(events, None)
+        first = await anext(found, None)
         if first is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
 
     async def stream() -> AsyncGenerator[ServerSentEvent]:
-        async with aclosing(events):
-            event = first or await anext(events, None)
+        async with aclosing(found):
+            event = first or await anext(found, None)
             while event is not None:
-                yield ServerSentEvent(data=json_text(event.data), event=event.type, id=event.cursor)
-                event = await anext(events, None)
+                if event.type == SKIPPED_TYPE:  # browsers keep the id, and dispatch no event
+                    yield ServerSentEvent(id=event.cursor)
+                else:
+                    yield ServerSentEvent(data=json_text(event.data), event=event.type, id=event.cursor)
+                event = await anext(found, None)
 
     return EventAnswer(stream(), separator="\r\n")
 
 
-capabilities_router: APIRouter = APIRouter(tags=["capabilities"], responses=FAILURES)
+def _types_of(given: list[str]) -> frozenset[str] | None:
+    names = frozenset(name.strip() for each in given for name in each.split(","))
+    if unknown := sorted(names - FOLLOWED_TYPES):
+        known = ", ".join(sorted(FOLLOWED_TYPES))
+        text = f"query.events: unknown types [{', '.join(unknown[:10])[:200]}]. Known: [{known}]"
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "INVALID_REQUEST", text, param="events")
+    return names or None
+
+
+capabilities_router: APIRouter = APIRouter(tags=["capabilities"], responses=FAILURES, route_class=OwnRoute)
 
 
 @capabilities_router.get("/capabilities", response_model=schemas.Capabilities)
@@ -320,7 +346,7 @@ async def post_tool_call(
     return answer(await service.invoke_tool(name, body))
 
 
-ensembles_router: APIRouter = APIRouter(tags=["ensembles"], responses=FAILURES)
+ensembles_router: APIRouter = APIRouter(tags=["ensembles"], responses=FAILURES, route_class=OwnRoute)
 
 
 @ensembles_router.get("/ensembles", response_model=schemas.EnsembleList)
@@ -330,7 +356,7 @@ async def get_ensembles(service: ServiceDependency, caller: CallerDependency) ->
     return answer(schemas.EnsembleList(ensembles=await visible_teams(service, caller)))
 
 
-operations_router: APIRouter = APIRouter(tags=["operations"], responses=FAILURES)
+operations_router: APIRouter = APIRouter(tags=["operations"], responses=FAILURES, route_class=OwnRoute)
 
 
 @operations_router.get("/ensembles/{ensemble}/versions", response_model=schemas.TeamVersionList)
@@ -396,7 +422,7 @@ async def post_drain_end(service: ServiceDependency, caller: CallerDependency) -
     return answer(await service.end_drain())
 
 
-health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
+health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES, route_class=OwnRoute)
 _PATIENCE_S = 5.0
 
 
@@ -421,7 +447,7 @@ async def get_readiness(service: ServiceDependency) -> schemas.Health:
     return schemas.Health(status="ok")
 
 
-metrics_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
+metrics_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES, route_class=OwnRoute)
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 

@@ -225,8 +225,12 @@ class RunService(Protocol):
         """Return the newest runs, or those behind the `next_cursor` of a page."""
         ...
 
-    def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[schemas.RunEvent]:
+    def events(
+        self, run_id: str, after: str | None = None, *, types: frozenset[str] | None = None
+    ) -> AsyncGenerator[schemas.RunEvent]:
         """Yield the events of a run from its start or behind a cursor, up to `ensemble_completed`.
+
+        With `types` only events of these types and the last one are yielded, and `skipped` ones with the cursors of the others.
 
         Events with a cursor arrive once and in order, also long after the end. A slow reader misses the others.
         """

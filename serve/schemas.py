@@ -13,6 +13,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
+from ensemble_ray.definition.fields import LONGEST_CONTEXT
 from ensemble_ray.definition.run_options import LONGEST_WORD, MOST_TAGS
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 from ensemble_ray.values.reviews import LONGEST_DIRECTIVE
@@ -237,6 +238,7 @@ _LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000
 _LONGEST_TTL_S = 1e9
 _MOST_DIGITS = 28
 _LONGEST_URL, _MOST_EVENTS = 2048, 16
+_MOST_ITERATIONS = 10_000
 
 
 def _in_utc(instant: datetime) -> datetime:
@@ -255,6 +257,23 @@ Instant = Annotated[datetime, AfterValidator(_in_utc)]
 RunTags = Annotated[dict[_TagName, _TagValue], Field(max_length=MOST_TAGS)]
 
 
+class ToolChanges(Wire):
+    """Changes of the tools of a task's agent, or of the task if it names no agent.
+
+    Attributes:
+        add: Names of tools of `GET /capabilities`.
+        remove: Names of tools that the agent or the task has.
+    """
+
+    add: _Tools = Field(default_factory=list[str])
+    remove: _Tools = Field(default_factory=list[str])
+
+
+_Context = Annotated[str, Field(min_length=1, max_length=LONGEST_CONTEXT, pattern=r"\S"), BeforeValidator(whole_data)]
+_Schema = Annotated[dict[str, JsonValue], Expressible]
+_Count = Annotated[int, Field(gt=0, le=_MOST_ITERATIONS)]
+
+
 class TaskOverride(Wire):
     """Changes of one task for this run. A null field keeps the team's value.
 
@@ -262,13 +281,19 @@ class TaskOverride(Wire):
         description: The instruction; a template, as in the team.
         expected_output: A description of the result; a template.
         model: Name of a model of `GET /capabilities`.
-        tools: Names of tools of `GET /capabilities`; they replace the task's tools.
+        tools: Names of tools of `GET /capabilities`; they replace the task's tools. An object adds and removes tools.
+        max_iterations: Tool requests allowed to its agent.
+        additional_context: Text for its prompt, in a section of its own; no template.
+        output_schema: JSON schema of its answer, which appears as `structured` in the result.
     """
 
     description: _Template | None = None
     expected_output: _Template | None = None
     model: _Name | None = None
-    tools: _Tools | None = None
+    tools: _Tools | ToolChanges | None = None
+    max_iterations: _Count | None = Field(default=None, exclude_if=is_none)
+    additional_context: _Context | None = Field(default=None, exclude_if=is_none)
+    output_schema: _Schema | None = Field(default=None, exclude_if=is_none)
 
 
 class NewTask(Wire):
@@ -280,8 +305,11 @@ class NewTask(Wire):
         expected_output: A description of the result; a template.
         agent: Role of an agent of the team; null creates an agent for the task.
         model: Name of a model of `GET /capabilities`.
-        tools: Names of tools of `GET /capabilities`.
+        tools: Names of tools of `GET /capabilities`, in place of the agent's. An object adds to them and removes some.
         context: Names of tasks of the list whose outputs this task receives.
+        max_iterations: Tool requests allowed to its agent.
+        additional_context: Text for its prompt, in a section of its own; no template.
+        output_schema: JSON schema of its answer, which appears as `structured` in the result.
     """
 
     name: _Name | None = None
@@ -289,8 +317,11 @@ class NewTask(Wire):
     expected_output: _Template | None = None
     agent: _Name | None = None
     model: _Name | None = None
-    tools: _Tools | None = None
+    tools: _Tools | ToolChanges | None = None
     context: Annotated[list[_Name], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
+    max_iterations: _Count | None = Field(default=None, exclude_if=is_none)
+    additional_context: _Context | None = Field(default=None, exclude_if=is_none)
+    output_schema: _Schema | None = Field(default=None, exclude_if=is_none)
 
 
 TaskOverrides = Annotated[dict[_Name, TaskOverride], Field(max_length=MOST_TASKS)]
@@ -327,11 +358,13 @@ class RunLimits(Wire):
         max_tokens: Input and output tokens together.
         max_cost: Money, in USD or the currency of the team's cost configuration.
         max_parallel_tasks: Tasks that run at the same time.
+        max_iterations: Tool requests of an agent for one task. It lowers the team's limits and raises none.
     """
 
     max_tokens: int | None = Field(default=None, gt=0)
     max_cost: Decimal | None = Field(default=None, gt=0, max_digits=_MOST_DIGITS)
     max_parallel_tasks: int | None = Field(default=None, gt=0)
+    max_iterations: _Count | None = Field(default=None, exclude_if=is_none)
 
 
 class ItemsFile(Wire):
@@ -415,6 +448,9 @@ class NewRun(Wire):
         webhook: Receiver of the end of this run and of its reviews.
         user: For whom the run is; needs the right `admin`. Default: the name of the caller's key.
         version: A version of the team from `GET /ensembles/{ensemble}/versions`; null: the shares of the versions decide.
+        additional_context: Text for the prompts of all tasks, in a section of its own; no template.
+        output_schema: JSON schema of the last task's answer, which appears as `structured` in the result; needs the right
+            `admin`.
     """
 
     ensemble: _Name | None = None
@@ -432,6 +468,13 @@ class NewRun(Wire):
         default=None, exclude_if=is_none
     )
     version: _Name | None = Field(default=None, exclude_if=is_none)
+    additional_context: _Context | None = Field(default=None, exclude_if=is_none)
+    output_schema: _Schema | None = Field(default=None, exclude_if=is_none)
+
+    @property
+    def changes_tasks(self) -> bool:
+        """Whether the request changes what tasks do, which needs the right `admin`."""
+        return any(each is not None for each in (self.task_overrides, self.tasks, self.output_schema))
 
 
 class AcceptedRun(Wire):
@@ -997,9 +1040,10 @@ _ALL = "*"
 _MOST_SHOWN, _MOST_TYPES = 10, 64
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class _Message(Wire):
+    """A message of a client. A misspelt field is an error, as in bodies."""
 
+    type: Text = ""
     request_id: _Name | None = None
 
 
@@ -1011,8 +1055,12 @@ class RunRequestMessage(_Message):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, message: dict[str, Any]) -> dict[str, Any]:
-        fields = {name: value for name, value in message.items() if name in NewRun.model_fields and value is not None}
-        return {"request_id": message.get("request_id"), "new_run": fields}
+        own = {name: value for name, value in message.items() if name in _Message.model_fields}
+        known = NewRun.model_fields.keys()
+        fields = {
+            name: each for name, each in message.items() if name not in own and (each is not None or name not in known)
+        }
+        return {**own, "new_run": fields}
 
 
 class RunControl(_Message):

@@ -27,6 +27,8 @@ from ensemble_ray.values.reviews import ReviewPolicy, ReviewWait
 from ensemble_ray.values.trace import CaptureMode
 from ensemble_ray.values.value import Accepts, Duration, RateLimit, Value, to_tuple
 
+LONGEST_CONTEXT = 20_000  # characters of an additional context: no context budget cuts it
+
 
 class Workflow(StrEnum):
     """Order of the tasks of an ensemble."""
@@ -241,6 +243,17 @@ TEAM_MODEL = TeamModel()
 
 
 # Checks, before those of pydantic and in the order of the specification (S-CONV-14). Pydantic refuses wrong types.
+
+
+def check_additional_context(value: object, owner: str) -> None:
+    """Refuse a blank or too long text for prompts."""
+    if value is None:
+        return
+    check_text(value, f"{owner} additional_context must not be blank when set")
+    if isinstance(value, str) and len(value) > LONGEST_CONTEXT:
+        raise ValidationError(
+            f"{owner} additional_context may have {LONGEST_CONTEXT:,} characters; this one has {len(value):,}"
+        )
 
 
 def check_text(value: object, message: str) -> None:

@@ -43,6 +43,10 @@ class RunOptions(Value):
             of this name. User code reads it as `context.user`.
         deps: Value for the user's code, which reads it as `context.deps`, or `provide(function)`. It is never recorded, and
             no model sees it.
+        max_iterations: Tool requests that an agent may make for one task; > 0. It lowers the `max_iterations` of agents and raises
+            none. A manager's limit of delegations stays.
+        additional_context: Text for the prompts of all tasks of the run, in a section of its own; up to 20,000 characters. It is no
+            template: braces are text.
     """
 
     context_budget: fields.StrictInt | None = None
@@ -55,6 +59,8 @@ class RunOptions(Value):
     tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
     user: Annotated[fields.StrictText | None, BeforeValidator(whole_data)] = None
     deps: Any = Field(default=None, repr=False, exclude=True)
+    max_iterations: fields.StrictInt | None = None
+    additional_context: fields.StrictText | None = None
 
     @fields.checks_arguments
     @classmethod
@@ -66,6 +72,8 @@ class RunOptions(Value):
         user = arguments.get("user")
         if isinstance(user, str) and not 0 < len(user) <= LONGEST_WORD:
             raise ValidationError(f"RunOptions user must have 1 to {LONGEST_WORD} characters, got: {len(user)}")
+        fields.check_positive(arguments.get("max_iterations"), "RunOptions max_iterations must be > 0 when set")
+        fields.check_additional_context(arguments.get("additional_context"), "RunOptions")
 
 
 class RunFields(TypedDict, total=False):
@@ -81,6 +89,8 @@ class RunFields(TypedDict, total=False):
     tags: Mapping[str, str] | None
     user: str | None
     deps: object
+    max_iterations: int | None
+    additional_context: str | None
 
 
 class RetryPolicy(Value):

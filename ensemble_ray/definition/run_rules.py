@@ -28,7 +28,8 @@ from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Accepts, RateLimit, Value, to_tuple
 
 _LONGEST_NAME = 128
-_OF_ONE_RUN = {"tags", "user"}  # options that a definition does not have
+#: Options that are no rules of an ensemble. Tags and user are recorded; the others are read by `chosen_options`.
+_ONLY_OF_RUNS = frozenset({"tags", "user", "max_iterations", "additional_context"})
 
 
 class Synthesizer(Protocol):
@@ -170,6 +171,7 @@ class RunRules(Value):
 
     _called: ClassVar[str] = "Ensemble"  # in messages
     _origin: fields.Origin = PrivateAttr(default=fields.Origin())
+    _chosen: RunOptions | None = PrivateAttr(default=None)
 
     name: fields.StrictText | None = None
     description: fields.StrictText | None = None
@@ -255,8 +257,25 @@ class RunRules(Value):
         if options is None:
             return self
         check_options(options)
-        chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name not in _OF_ONE_RUN}
-        return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
+        chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name not in _ONLY_OF_RUNS}
+        changed = self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
+        changed._chosen = options.model_copy(update={"deps": None})  # noqa: SLF001  a copy of this class
+        return changed
+
+    @property
+    def chosen_options(self) -> RunOptions | None:
+        """The options of `with_options`; None: there are none."""
+        return self._chosen
+
+    def replace(self, **changes: object) -> Self:
+        """Return a copy with changed fields, validated like a new value.
+
+        Raises:
+            ValidationError: a field is unknown or its value is invalid.
+        """
+        changed = super().replace(**changes)
+        changed._chosen = self._chosen  # noqa: SLF001  as above
+        return changed
 
 
 class RunListeners(RunRules):

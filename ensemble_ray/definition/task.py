@@ -179,6 +179,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
         before_review: Review by a person before it begins; None: no review.
         reflection_config: How its outputs are reflected on, to improve later runs: True, or a `ReflectionConfig` with a
             model or a strategy; None or False: no reflection.
+        additional_context: Text for the prompt, in a section of its own; up to 20,000 characters. It is no template: braces are text.
         reuse: Age of answers of earlier runs that replace a request, such as `"7d"`, `"12h"`, or a `timedelta`: if the record
             of an earlier run has a whole answer to an identical request that is not older, the model is not asked. None:
             the model is always asked.
@@ -210,6 +211,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
     review: InstanceOf[Review] | None = None
     before_review: InstanceOf[Review] | None = None
     reflection_config: ReflectionField = fields.initially(None)
+    additional_context: fields.StrictText | None = None
     reuse: ReuseField = fields.initially(None)
     revision_feedback: fields.StrictText | None = None
     prior_attempt_output: fields.StrictText | None = None
@@ -275,6 +277,7 @@ class Task(fields.Identified, Generic[Parsed_co]):
         arguments["memory_scopes"] = _check_scopes(arguments.get("memory_scopes"))
         arguments["reflection_config"] = _check_reflection_config(arguments.get("reflection_config"))
         fields.check_positive(arguments.get("context_budget"), "Task context_budget must be > 0 when set")
+        fields.check_additional_context(arguments.get("additional_context"), "Task")
         arguments["reuse"] = _check_reuse(arguments.get("reuse"))
         _check_handler(arguments)
         arguments["llm"] = fields.limit_own_model(arguments)
@@ -516,6 +519,7 @@ def _check_handler(arguments: Mapping[str, Any]) -> None:
         (arguments.get("history"), "a history", "history"),
         (arguments.get("context_budget") is not None, "a context_budget", "context_budget"),
         (arguments.get("reuse") is not None, "a reuse", "reuse"),
+        (arguments.get("additional_context") is not None, "an additional_context", "additional_context"),
     )
     fields.check_exclusive("Task", "handler", others, why="A handler does its task without a model")
     if getattr(getattr(handler, "__ensemble_tool__", None), "approval", False):

@@ -260,6 +260,14 @@ def review_decided(review_id: str, decision: str, by: str) -> Message:
 
 #: The type that ends every stream.
 LAST_TYPE = "ensemble_completed"
+#: A message without data: a follower of some types sends it in place of the others, so that its reader has their cursor.
+SKIPPED_TYPE = "skipped"
+#: Types of the messages that a follower of a run reads.
+FOLLOWED_TYPES = frozenset({
+    "ensemble_started", "task_started", "task_completed", "task_failed", "tool_called", "llm_iteration_completed", "token",
+    "delegation_started", "delegation_completed", "delegation_failed", "review_requested", "review_timed_out",
+    "review_decided", "loop_iteration_completed", "graph_state_completed", "batch_progress", LAST_TYPE,
+})  # fmt: skip
 
 
 class Cursor(NamedTuple):

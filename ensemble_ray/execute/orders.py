@@ -376,6 +376,8 @@ class RunContext(Struct, frozen=True, kw_only=True):
     tags: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     user: str = ""
     deps: RunDeps | None = None
+    max_iterations: int | None = None  # lowers the limits of agents; None: as agents declare (S-REQ-3)
+    additional_context: str = ""  # for the prompts of all tasks (S-REQ-5)
 
     @property
     def has_plan(self) -> bool:

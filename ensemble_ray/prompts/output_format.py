@@ -10,6 +10,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import json
 import pathlib
 import types
 import typing
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 import pydantic
 from pydantic.fields import FieldInfo
 
+from ensemble_ray.values.output_schema import schema_in
 from ensemble_ray.values.task_output import OutputType
 
 #: The described type is level 0. Objects below this level appear by name only, so that recursive types end (S-SET-22).
@@ -81,6 +83,8 @@ def describe_schema(output_type: OutputType | None) -> str:
     """
     if output_type is None or output_type is type(None):
         raise ValueError("Cannot describe the schema of None. Pass a type, such as a pydantic model, str or list[int]")
+    if (schema := schema_in(output_type)) is not None:
+        return json.dumps(schema.schema, indent=len(_INDENT), ensure_ascii=False)
     options = _options(output_type)
     return " or ".join(_describe(option, -1) if option is not type(None) else "null" for option in options)
 

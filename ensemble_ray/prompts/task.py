@@ -32,6 +32,7 @@ _INSTRUCTION = (
 _CONTEXT_HEADING = (
     "## Context from Previous Tasks\nEarlier tasks gave the results below. Use what helps you with your task."
 )
+_ADDITIONAL_HEADING = "## Additional Context\nThe request for this run contains this text. Consider it in your work."
 _REVISION = "A previous attempt at this task was not accepted. Take the feedback into account."
 _NOTES_HEADING = """\
 ## Task Improvement Notes (from prior executions)
@@ -176,8 +177,10 @@ def build_user_prompt(
     memory: RecalledMemory | None = None,
     notes: TaskReflection | None = None,
     directives: Sequence[str] = (),
+    *,
+    additional_context: str = "",
 ) -> str:
-    """Return memory, context, improvement notes, revision notes, directives, task, expected output and output format.
+    """Return memory, context, notes, additional context, directives, task, expected output and output format.
 
     Empty sections are omitted.
 
@@ -187,6 +190,7 @@ def build_user_prompt(
         memory: Recalled memory; short-term memory replaces the context.
         notes: Improvement notes of earlier runs.
         directives: Directives of people to the running run.
+        additional_context: Text of the run for all its tasks; it precedes the task's own.
     """
     if memory is None or memory.short_term is None:
         for output in context_outputs:
@@ -197,7 +201,9 @@ def build_user_prompt(
                     len(output.raw),
                     LONG_OUTPUT,
                 )
-    prompt = render_parts(user_prompt_parts(task, context_outputs, memory, notes, directives))
+    prompt = render_parts(
+        user_prompt_parts(task, context_outputs, memory, notes, directives, additional_context=additional_context)
+    )
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("User prompt built: %d characters", len(prompt))
     return prompt
@@ -209,6 +215,8 @@ def user_prompt_parts(
     memory: RecalledMemory | None = None,
     notes: TaskReflection | None = None,
     directives: Sequence[str] = (),
+    *,
+    additional_context: str = "",
 ) -> list[PromptPart]:
     """Return the parts of `build_user_prompt`: sections that a context budget may cut, and fixed text.
 
@@ -235,12 +243,18 @@ def user_prompt_parts(
         kind = SectionKind.IMPROVEMENT_NOTES
         pieces = (Piece(label=kind.value, text="\n".join(_notes(notes))),)
         sections.append(Section(kind=kind, heading=_NOTES_HEADING, pieces=pieces, first_to_go="first"))
-    return [*[section for section in sections if section.pieces], *fixed_parts(task, directives)]
+    return [
+        *[section for section in sections if section.pieces],
+        *fixed_parts(task, directives, additional_context=additional_context),
+    ]
 
 
-def fixed_parts(task: Task, directives: Sequence[str] = ()) -> list[str]:
+def fixed_parts(task: Task, directives: Sequence[str] = (), *, additional_context: str = "") -> list[str]:
     """Return the parts that no context budget cuts: texts of the task, and directives to the run."""
     parts = [] if task.revision_feedback is None else [_revision_section(task)]
+    if additional_context or task.additional_context:
+        added = filter(None, (additional_context.strip(), (task.additional_context or "").strip()))
+        parts.append(SEPARATOR.join((_ADDITIONAL_HEADING, *added)))
     if directives:
         # further lines of a directive are indented, so that each is one entry of the list (S-TPL-57)
         entries = ["- " + text.strip().replace("\n", "\n  ") for text in directives]

@@ -14,7 +14,15 @@ from msgspec import structs
 from ensemble_ray.errors import RecordError
 from ensemble_ray.events import LlmIterationStartedEvent, TokenEvent, messages
 from ensemble_ray.events.delivery import EventLog
-from ensemble_ray.events.messages import LAST_TYPE, Cursor, Message, ShownTask, WireEvent, render_token
+from ensemble_ray.events.messages import (
+    LAST_TYPE,
+    SKIPPED_TYPE,
+    Cursor,
+    Message,
+    ShownTask,
+    WireEvent,
+    render_token,
+)
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, as_text
 from ensemble_ray.facts.runs import RecordedOutput, ReviewRequested
@@ -330,13 +338,18 @@ class RunFollower:
         after: Cursor | None = None,
         live: LiveEvents | None = None,
         outcome: Callable[[], Awaitable[str | None]] | None = None,
+        types: frozenset[str] | None = None,
     ) -> None:
-        """Start after a cursor; `live` has the live events if this process runs the run."""
+        """Start after a cursor; `live` has the live events if this process runs the run.
+
+        With `types` only messages of these types are read, the last one, and `SKIPPED_TYPE` with the cursor of the others.
+        """
         self.run_id = run_id
         self._store = store
         self.cursor = after or Cursor()
         self._live = live
         self._outcome = outcome
+        self._types = types
         self._projection = EventProjection(run_id)
         self._seq = 0
         self._live_cursor = 0
@@ -348,13 +361,22 @@ class RunFollower:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not self.is_over:
-            if messages := await self._next():
+            if messages := self._select(await self._next()):
                 return messages
             left = deadline - loop.time()
             if left <= 0:
                 break
             await self._wait(min(left, POLL_S))
         return ()
+
+    def _select(self, messages: list[WireEvent]) -> list[WireEvent]:
+        if self._types is None or not messages:
+            return messages
+        selected = [each for each in messages if each.type in self._types or each.type == LAST_TYPE]
+        cursors = [each.cursor for each in messages if each.cursor is not None]
+        if cursors and all(each.cursor != cursors[-1] for each in selected):
+            selected.append(WireEvent(type=SKIPPED_TYPE, data={}, cursor=cursors[-1]))
+        return selected
 
     async def _next(self) -> list[WireEvent]:
         live: list[WireEvent] = []

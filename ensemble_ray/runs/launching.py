@@ -292,7 +292,7 @@ def run_context_of(
     user: str = "",
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
-    plan, limit = planned.plan, definition.delegation_timeout
+    plan, limit, chosen = planned.plan, definition.delegation_timeout, definition.chosen_options
     return RunContext(
         run_id=run_id,
         workflow=plan.workflow,
@@ -335,6 +335,8 @@ def run_context_of(
         tags=tags,
         user=user,
         deps=deps_of(definition),
+        max_iterations=None if chosen is None else chosen.max_iterations,
+        additional_context=additional_context_of(definition),
     )
 
 
@@ -349,6 +351,12 @@ def check_deps_of(definition: RunRules, scope: RunScope) -> None:
     """Check the deps before any model call; a run that only returns its recorded output needs none."""
     if definition.deps_type is not None and not (scope.resumption is not None and scope.resumption.is_completed):
         check_deps(definition.deps, definition.deps_type, type(definition).__name__)
+
+
+def additional_context_of(definition: RunRules) -> str:
+    """Return the text of the run's options for all prompts; "": none."""
+    chosen = definition.chosen_options
+    return "" if chosen is None else chosen.additional_context or ""
 
 
 def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCosts:
@@ -453,4 +461,5 @@ def check_context_budgets(definition: EnsembleDefinition, planned: Planned) -> N
             continue
         instructions = build_system_prompt(planned.agents[node.agent_key])
         attached = sum([each.estimated_tokens for each in task.attachments]) * CHARACTERS_PER_TOKEN
-        check_context_budget(node.key, budget, len(instructions) + len(render_parts(fixed_parts(task))) + attached)
+        fixed = fixed_parts(task, additional_context=additional_context_of(definition))
+        check_context_budget(node.key, budget, len(instructions) + len(render_parts(fixed)) + attached)

@@ -214,7 +214,10 @@ class AgentKeys(MemberSection):
     labels: Annotated[dict[str, Text], mapping("must be a mapping of names to texts")] = key()
 
 
-_UNSET = {"name", "context", "memory_scopes", "history", "revision_feedback", "prior_attempt_output", "attempt_number"}
+_UNSET = {
+    *("name", "context", "memory_scopes", "history", "revision_feedback", "prior_attempt_output", "attempt_number"),
+    "additional_context",  # a text of a request; a team writes its own into the description
+}
 
 
 @keys_of(Task, without=_UNSET)

@@ -149,6 +149,16 @@ def _warn_of_gaps(function: Callable[..., object]) -> None:
         _log.warning("Tool '%s' has %s", mark.name, "; ".join(gaps))
 
 
+def tools_by_name(entry: object) -> Mapping[str, object]:
+    """Return the tools of an entry as entries of their own; none of a provider, whose tools are not known yet."""
+    if isinstance(entry, AgentTool):
+        return {entry.name: entry}
+    if isinstance(entry, DynamicToolProvider):
+        return {}
+    functions = [entry] if tool_mark(entry) is not None else [getattr(entry, name) for name in _method_names(entry)]
+    return {mark.name: function for function in functions if (mark := tool_mark(function)) is not None}
+
+
 async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
     expanded: list[object] = []
     for entry in entries:

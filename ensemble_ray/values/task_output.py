@@ -18,6 +18,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.metrics import TaskMetrics
+from ensemble_ray.values.output_schema import schema_in
 from ensemble_ray.values.trace import TaskTrace, jsonable
 from ensemble_ray.values.value import Duration, Instant, Value
 
@@ -83,7 +84,9 @@ def full_name(output_type: object) -> str:
 
 
 def type_name(output_type: object) -> str:
-    """Return the name of a class, or another type as text."""
+    """Return the name of a class, the title of a schema, or another type as text."""
+    if (schema := schema_in(output_type)) is not None:
+        return schema.name
     return output_type.__name__ if isinstance(output_type, type) else str(output_type)
 
 

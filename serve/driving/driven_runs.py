@@ -249,8 +249,10 @@ class DrivenRuns:
         ]
         return schemas.Capabilities(tools=self._tools.infos, models=models, tasks=tasks)
 
-    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[schemas.RunEvent]:
-        follower = await self.follow(run_id, after)
+    async def events(
+        self, run_id: str, after: str | None = None, *, types: frozenset[str] | None = None
+    ) -> AsyncGenerator[schemas.RunEvent]:
+        follower = await self.follow(run_id, after, types)
         while not follower.is_over:
             for each in await self.read(follower, _READ_S):
                 yield wire_event(each)
@@ -603,7 +605,7 @@ class DrivenRuns:
         return decided
 
     @_on_library_loop
-    async def follow(self, run_id: str, after: str | None) -> RunFollower:
+    async def follow(self, run_id: str, after: str | None, types: frozenset[str] | None = None) -> RunFollower:
         """Return a reader of events for a client in another process."""
         await self._views.entry(run_id)
         try:
@@ -620,7 +622,7 @@ class DrivenRuns:
 
         active = self._active.get(run_id)
         live = None if active is None else active.live
-        return RunFollower(self._followed, run_id, after=cursor, live=live, outcome=outcome)
+        return RunFollower(self._followed, run_id, after=cursor, live=live, outcome=outcome, types=types)
 
     @_on_library_loop
     async def read(self, follower: RunFollower, timeout_s: float) -> Sequence[WireEvent]:

@@ -168,7 +168,7 @@ class RunDriver:
         return await self._reply(call())
 
     async def read_events(
-        self, reader: str, run_id: str, after: str | None, timeout_s: float
+        self, reader: str, run_id: str, after: str | None, timeout_s: float, types: frozenset[str] | None = None
     ) -> RunEventPage | Refusal:
         """Return the next events of a reader. Without its stored position it continues behind `after`."""
 
@@ -176,7 +176,7 @@ class RunDriver:
             follower = self._readers.pop(reader, None)
             runs = await self._runs()
             if follower is None:
-                follower = await runs.follow(run_id, after)
+                follower = await runs.follow(run_id, after, types)
             events = await runs.read(follower, timeout_s)
             if not follower.is_over:
                 self._readers[reader] = follower
@@ -316,11 +316,13 @@ class RemoteRuns:
             if found.status.is_final or found.status == "waiting" or loop.time() >= deadline:
                 return found
 
-    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
+    async def events(
+        self, run_id: str, after: str | None = None, *, types: frozenset[str] | None = None
+    ) -> AsyncGenerator[RunEvent]:
         reader, cursor = uuid.uuid4().hex, after
 
         def read(driver: Any) -> Any:
-            return driver.read_events.remote(reader, run_id, cursor, _CALL_S)
+            return driver.read_events.remote(reader, run_id, cursor, _CALL_S, types)
 
         try:
             while True:

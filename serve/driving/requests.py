@@ -16,26 +16,32 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.definition.fields import LONGEST_CONTEXT, Workflow
 from ensemble_ray.definition.run_options import MOST_TAGS
-from ensemble_ray.definition.validation import find_unpriced
+from ensemble_ray.definition.validation import find_unpriced, infer_workflow
 from ensemble_ray.plan.planner import TaskDependencyGraph, check_foreign_values
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, TeamName, known_inputs
 from ensemble_ray.serve.driving.ledger import LedgerEntry
-from ensemble_ray.serve.schemas import ItemsDataset, NewRun, NewTask, Refusal, TaskOverride
+from ensemble_ray.serve.schemas import ItemsDataset, NewRun, NewTask, Refusal, TaskOverride, ToolChanges
 from ensemble_ray.teamfile import Runnable
+from ensemble_ray.tools.registry import tools_by_name
+from ensemble_ray.tools.tool import DynamicToolProvider
 from ensemble_ray.values.attachments import KINDS
 from ensemble_ray.values.ids import new_run_id
+from ensemble_ray.values.output_schema import output_type_of, schema_in
 
 _SHORT = 50
+#: Fields of `NewTask` that change a task as those of `TaskOverride` do.
+_OF_TASK = ("model", "tools", "max_iterations", "additional_context", "output_schema")
 N = TypeVar("N", int, float)
 T = TypeVar("T")
 
 
 def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]) -> Runnable:
-    if asked.task_overrides is None and asked.tasks is None:
+    if not asked.changes_tasks:
         return definition
     if not isinstance(definition, Ensemble) or definition.levels is not None:
         raise _refuse("TASKS_NOT_TAKEN", "The tasks of this team are made of its items, so no request can change them")
@@ -43,7 +49,10 @@ def change_team(definition: Runnable, asked: NewRun, tools: Mapping[str, object]
         raise _refuse("TASKS_INVALID", "A request has 'task_overrides' or 'tasks', not both")
     changes = _Changes(definition, tools)
     try:
-        return changes.override(asked.task_overrides or {}) if asked.tasks is None else changes.choose(asked.tasks)
+        changed = changes.override(asked.task_overrides or {}) if asked.tasks is None else changes.choose(asked.tasks)
+        if asked.output_schema is None:
+            return changed
+        return _Changes(changed, tools).override_last(TaskOverride(output_schema=asked.output_schema))
     except ValidationError as error:
         raise _refuse("TASKS_INVALID", str(error)) from error
 
@@ -112,7 +121,33 @@ class _Changes:
     def override(self, overrides: Mapping[str, TaskOverride]) -> Ensemble:
         team = self._team
         names = _names_of(team.all_tasks)
-        wanted = {_look_up("task", name, names, names).object_id: override for name, override in overrides.items()}
+        return self._rewrite(
+            {_look_up("task", name, names, names).object_id: override for name, override in overrides.items()}
+        )
+
+    def override_last(self, override: TaskOverride) -> Ensemble:
+        """Change the only task whose output ends the run."""
+        team = self._team
+        if team.loops or team.phases or team.graph is not None or not team.tasks:
+            raise _refuse(
+                "TASKS_INVALID", "output_schema: the last task of a team with loops, phases or a graph is not known. "
+                "Name the task in task_overrides"
+            )  # fmt: skip
+        last = [team.tasks[-1]]
+        if infer_workflow(team) is Workflow.PARALLEL:
+            used = {entry.object_id for task in team.tasks for entry in task.context if isinstance(entry, Task)}
+            last = [task for task in team.tasks if task.object_id not in used]
+        if len(last) > 1:
+            named = ", ".join(_names_of(last))
+            raise _refuse(
+                "TASKS_INVALID", f"output_schema: several tasks end this run: [{named}]. Name one in task_overrides"
+            )
+        if (name := next(iter(_names_of(last)))) and last[0].output_type is not None and schema_in(last[0].output_type):
+            raise _refuse("TASKS_INVALID", f"output_schema: the task '{name}' has one of its own in this request")
+        return self._rewrite({last[0].object_id: override})
+
+    def _rewrite(self, wanted: Mapping[str, TaskOverride]) -> Ensemble:
+        team = self._team
         tasks: dict[str, Task] = {}
         for task in TaskDependencyGraph(team.all_tasks).in_dependency_order():
             changed = self._override(task, wanted.get(task.object_id))
@@ -150,15 +185,11 @@ class _Changes:
     def _override(self, task: Task, override: TaskOverride | None) -> Task:
         if override is None:
             return task
-        if task.handler is not None and (override.model is not None or override.tools is not None):
-            name = task.name or task.description[:_SHORT]
+        name = task.name or task.description[:_SHORT]
+        of_model = (override.model, override.tools, override.max_iterations, override.additional_context)
+        if task.handler is not None and of_model != (None,) * len(of_model):
             raise _refuse("TASKS_INVALID", f"The task '{name}' is done by a handler, which has no model and no tools")
-        texts = {
-            field: value
-            for field in ("description", "expected_output")
-            if (value := getattr(override, field)) is not None
-        }
-        changes = {**texts, **self._assignment(task.agent, override)}
+        changes = {**self._texts(override, name), **self._assignment(task.agent, override, task.tools)}
         checked = task.replace(**changes)
         return task.rewritten(**{field: getattr(checked, field) for field in changes})
 
@@ -174,23 +205,69 @@ class _Changes:
         listed = self._team.agents or [each.agent for each in self._team.all_tasks if each.agent is not None]
         agents = {each.role: each for each in reversed(listed)}
         agent = None if new.agent is None else _look_up("agent", new.agent, agents, sorted(agents))
-        assignment = {"agent": agent, **self._assignment(agent, TaskOverride(model=new.model, tools=new.tools))}
+        wanted = TaskOverride.model_validate({field: getattr(new, field) for field in _OF_TASK})
+        assignment = {**self._texts(wanted, where), "agent": agent, **self._assignment(agent, wanted)}
         return task.replace(name=new.name, context=[chosen[name] for name in new.context], **assignment)
 
-    def _assignment(self, agent: Agent | None, wanted: TaskOverride) -> dict[str, object]:
-        """Return the changed fields `agent`, `llm` and `tools` of a task."""
+    def _texts(self, wanted: TaskOverride, where: str) -> dict[str, object]:
+        """Return the changed fields of a task that no agent has."""
+        fields = ("description", "expected_output", "additional_context")
+        changes: dict[str, object] = {field: value for field in fields if (value := getattr(wanted, field)) is not None}
+        is_led = infer_workflow(self._team) is Workflow.HIERARCHICAL
+        if is_led and (wanted.additional_context is not None or wanted.output_schema is not None):
+            field = "output_schema" if wanted.additional_context is None else "additional_context"
+            text = f"{where}: {field} has no effect, because the manager of the team makes the tasks of its agents"
+            raise _refuse("TASKS_INVALID", text)
+        if wanted.output_schema is not None:
+            try:
+                changes["output_type"] = output_type_of(wanted.output_schema)
+            except ValidationError as error:
+                raise _refuse("OUTPUT_SCHEMA_INVALID", f"{where}: {error}") from error
+        return changes
+
+    def _assignment(self, agent: Agent | None, wanted: TaskOverride, own: Sequence[object] = ()) -> dict[str, object]:
+        """Return the changed fields `agent`, `llm`, `tools` and `max_iterations` of a task with its `own` tools."""
         changes: dict[str, object] = {}
+        if wanted.max_iterations is not None:
+            changes["max_iterations"] = wanted.max_iterations
         if wanted.model is not None:
             changes["llm"] = _look_up("model", wanted.model, self._team.models, sorted(self._team.models))
-        if wanted.tools is not None:
-            known = sorted(self._tools)
-            changes["tools"] = [_look_up("tool", name, self._tools, known) for name in dict.fromkeys(wanted.tools)]
+        if isinstance(wanted.tools, ToolChanges):
+            changes["tools"] = self._change_tools(own if agent is None else agent.tools, wanted.tools)
+        elif wanted.tools is not None:
+            changes["tools"] = self._offered(wanted.tools)
         if agent is None or not changes:
             return changes
         changed = agent.replace(**changes)
         self._new_agents.append(changed)
         # A model of the task would override the new model of its agent.
         return {"agent": changed} if wanted.model is None else {"agent": changed, "llm": None}
+
+    def _offered(self, names: Iterable[str]) -> list[object]:
+        """Return tools that the operator offers."""
+        known = sorted(self._tools)
+        return [_look_up("tool", name, self._tools, known) for name in dict.fromkeys(names)]
+
+    def _change_tools(self, own: Sequence[object], wanted: ToolChanges) -> list[object]:
+        has: dict[str, object] = {}
+        kept: list[object] = []
+        for entry in own:
+            named = tools_by_name(entry)
+            has |= named
+            if named.keys().isdisjoint(wanted.remove):
+                kept.append(entry)
+            else:
+                kept += [tool for name, tool in named.items() if name not in wanted.remove]
+        hint = ". Tools of servers are known only when the task starts, so no request removes one"
+        hint = hint if any(isinstance(entry, DynamicToolProvider) for entry in own) else ""
+        for name in wanted.remove:
+            if name not in has:
+                text = f"The task has no tool '{name}' to remove. There are: [{', '.join(sorted(has))}]{hint}"
+                raise _refuse("TOOL_NOT_FOUND", text)
+        added = self._offered(wanted.add)
+        if twice := sorted(has.keys() & set(wanted.add) - set(wanted.remove)):
+            raise _refuse("TASKS_INVALID", f"The task has a tool '{twice[0]}' already: remove it to replace it")
+        return [*kept, *added]
 
     def _agents(self) -> Sequence[Agent] | None:
         listed = self._team.agents
@@ -227,6 +304,7 @@ class EndpointLimits(BaseModel):
         items_directory: Directory of items files that requests may name.
         kept_runs: Ended runs in lists. Older runs only have their records.
         priority_step_s: Waiting time, s, that a step of priority is worth in a team's queue.
+        max_additional_context: Characters of `additional_context` of one run; 0 forbids it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -239,6 +317,7 @@ class EndpointLimits(BaseModel):
     items_directory: Path | None = None
     kept_runs: int = Field(default=10_000, gt=0)
     priority_step_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
+    max_additional_context: int = Field(default=LONGEST_CONTEXT, ge=0, le=LONGEST_CONTEXT)
 
 
 def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> RunOptions:
@@ -254,7 +333,21 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
     tags = dict(asked.tags)
     if asked.version is not None and "version" not in definition.tags and len(tags) < MOST_TAGS:
         tags.setdefault("version", asked.version)
-    return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=tags or None, user=asked.user)
+    added, most = asked.additional_context, limits.max_additional_context
+    if added is not None and not most:
+        raise _too_much(
+            "This endpoint accepts no additional_context. What to do: ask the operator to raise max_additional_context"
+        )
+    _bound("characters of additional_context", None if added is None else len(added), (most,))
+    return RunOptions(
+        max_tokens=tokens,
+        max_cost=cost,
+        max_parallel_tasks=parallel,
+        tags=tags or None,
+        user=asked.user,
+        max_iterations=wanted.max_iterations,
+        additional_context=added,
+    )
 
 
 def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:

@@ -122,7 +122,9 @@ class RunsDouble:
     async def list(self, wanted: RunFilter, *, cursor: str | None = None, size: int = 50) -> RunPage:
         return RunPage(runs=[], next_cursor=None)
 
-    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent]:
+    async def events(
+        self, run_id: str, after: str | None = None, *, types: frozenset[str] | None = None
+    ) -> AsyncGenerator[RunEvent]:
         for each in self._events:
             yield each
         if not self._has_last:

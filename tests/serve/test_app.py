@@ -69,6 +69,36 @@ def test_a_served_team_runs_on_the_cluster_it_lives_in(endpoint: Endpoint, model
     assert len(endpoint.program.members(named="gcs_server")) == 1
 
 
+def test_options_reach_the_agents_on_the_cluster_when_a_request_has_them(
+    endpoint: Endpoint, models: ModelServer
+) -> None:
+    """S-REQ-5, S-REQ-21, S-REQ-30, S-REQ-40: by way of the replica, the driver, the scheduler and the agents' processes."""
+    asked_before = len(models.requests)
+    body = {
+        "ensemble": "team",
+        "inputs": {"topic": "Ray"},
+        "run_id": "options",
+        "additional_context": "For {children}",
+        "options": {"max_iterations": 3},
+        "task_overrides": {"draft": {"tools": {"remove": ["shout"]}}, "final": {"tools": {"add": ["shout"]}}},
+        "output_schema": {"type": "string", "enum": ["a line", "two lines"]},
+    }
+    status, answer = endpoint.run(body)
+    assert (status, answer.get("status")) == (200, "completed"), endpoint.program.text
+    assert [each["structured"] for each in answer["result"]["tasks"]] == [None, "a line"]
+    draft, final = models.requests[asked_before:]
+    assert all("## Additional Context" in each.text and "For {children}" in each.text for each in (draft, final))
+    assert ("shout" in draft.tools, "shout" in final.tools) == (False, True)
+    assert '"two lines"' in final.text
+    connection = endpoint.send("GET", "/runs/options/events?events=task_completed")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    kinds = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    assert kinds == ["task_completed", "task_completed", "ensemble_completed"]
+    status, failure = endpoint.ask("GET", "/runs?limt=5")
+    assert (status, "query.limt: unknown parameter" in failure["message"]) == (422, True)
+
+
 def test_a_served_team_listens_on_loopback_alone(endpoint: Endpoint) -> None:
     """What listens on every interface answers to every address of loopback."""
     assert endpoint.is_up()

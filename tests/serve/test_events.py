@@ -31,13 +31,13 @@ TYPES = [
 
 
 def parse(response: Response) -> list[Event]:
-    """Id, type and data of each event of a stream."""
+    """Id, type and data of each event of a stream; an id alone is no event."""
     assert response.headers["content-type"].startswith("text/event-stream")
     found: list[Event] = []
     for block in response.text.replace("\r\n", "\n").split("\n\n"):
         lines = [line.partition(": ")[::2] for line in block.splitlines() if line and not line.startswith(":")]
-        if lines:
-            fields = dict(lines)
+        fields = dict(lines)
+        if "event" in fields:
             found.append((fields.get("id", ""), fields["event"], json.loads(fields["data"])))
     return found
 
@@ -131,3 +131,66 @@ async def test_a_cancelled_run_ends_with_that() -> None:
         assert (events[-1].type, events[-1].data["exit_reason"]) == ("ensemble_completed", "cancelled")
         with pytest.raises(Refusal, match="no run 'none'"):
             _ = [each async for each in runs.events("none")]
+
+
+def blocks(response: Response) -> list[str]:
+    """The parts of a stream, also those without an event."""
+    return [each for each in response.text.replace("\r\n", "\n").split("\n\n") if each and not each.startswith(":")]
+
+
+async def test_only_some_types_are_sent_when_a_reader_asks_for_them(connect: Connect) -> None:
+    """S-REQ-40, S-REQ-41: the last event always; the cursors of the others move the position."""
+    async with connect(pair(ScriptedModel(otherwise="fine"))) as client:
+        await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "over"})
+        whole = parse(await client.get("/runs/over/events"))
+        wanted = [each for each in whole if each[1] in {"task_completed", "ensemble_completed"}]
+        assert parse(await client.get("/runs/over/events?events=task_completed,token")) == wanted
+        assert parse(await client.get("/runs/over/events?events=token&events=task_completed")) == wanted
+        assert parse(await client.get("/runs/over/events?events=token"))[-1] == whole[-1]
+        for position, (cursor, _, _) in enumerate(whole[:-1]):
+            rest = await client.get("/runs/over/events?events=task_completed", headers={"last-event-id": cursor})
+            assert parse(rest) == [each for each in whole[position + 1 :] if each in wanted]
+        last = {"last-event-id": whole[-1][0]}
+        assert (await client.get("/runs/over/events?events=token", headers=last)).status_code == 204
+
+
+async def test_the_cursor_moves_when_events_are_left_out(connect: Connect) -> None:
+    """S-REQ-41: an id alone, behind which a reader continues with any types."""
+    gate = Gate("a draft")
+    async with connect(pair(ScriptedModel(gate, "a line"))) as client:
+        await client.post("/runs", json={"inputs": INPUTS, "run_id": "live"})
+        following = asyncio.create_task(client.get("/runs/live/events?events=task_failed"))
+        await gate.is_asked.wait()
+        gate.open()
+        skipped, *_, last = blocks(await following)
+        whole = parse(await client.get("/runs/live/events"))
+        cursor = skipped.removeprefix("id: ")
+        assert skipped == f"id: {cursor}"
+        place = [each[0] for each in whole].index(cursor)
+        assert parse(await client.get(f"/runs/live/events?after={cursor}")) == whole[place + 1 :]
+    assert "event: ensemble_completed" in last
+
+
+@pytest.mark.parametrize("names", ["task_complete", "token,", "", "task_input", "skipped", "*"])
+async def test_types_are_refused_when_no_event_has_them(connect: Connect, names: str) -> None:
+    """S-REQ-40: with the known ones."""
+    async with connect(pair(ScriptedModel(otherwise="fine"))) as client:
+        await client.post("/runs?wait=60", json={"inputs": INPUTS, "run_id": "over"})
+        refused = await client.get(f"/runs/over/events?events={names}")
+    assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_REQUEST")
+    assert "Known: [batch_progress, delegation_completed," in refused.json()["message"]
+
+
+async def test_a_follower_reads_some_types_when_it_is_asked_to() -> None:
+    """S-REQ-40, S-REQ-41: tokens among them; a message without data has the cursor of the others."""
+    gate = Gate("one two three")
+    team = pair(ScriptedModel(gate, otherwise="fine")).replace(stream=True)
+    async with driven(team) as runs:
+        await runs.start(NewRun.model_validate({"inputs": INPUTS, "run_id": "said"}))
+        await gate.is_asked.wait()
+        events: list[RunEvent] = []
+        async for each in runs.events("said", types=frozenset({"token"})):
+            events.append(each)
+            gate.open()
+    assert {each.type for each in events} == {"token", "skipped", "ensemble_completed"}
+    assert all((each.data, each.cursor is None) == ({}, False) for each in events if each.type == "skipped")

@@ -152,7 +152,7 @@ async def test_the_newest_runs_that_ended_are_kept() -> None:
 async def test_a_run_is_asked_for_over_a_socket() -> None:
     """S-CTL-2, S-CTL-3, S-CTL-33: it is acknowledged, and its result comes when it has ended."""
     async with controlled(pair(ScriptedModel("a draft", "a line"))) as (client, _), talking(client) as ask:
-        asked = {"type": "run_request", "request_id": "mine", "inputs": INPUTS, "tags": {"for": "Ann"}, "later": 1}
+        asked = {"type": "run_request", "request_id": "mine", "inputs": INPUTS, "tags": {"for": "Ann"}}
         taken = await ask(asked)
         ended = await ask()
     assert {name: taken[name] for name in ("type", "request_id", "status", "tasks", "workflow")} == {
@@ -173,6 +173,7 @@ async def test_a_run_is_asked_for_over_a_socket() -> None:
         ({"inputs": [1]}, "INVALID_REQUEST"),
         ({"inputs": INPUTS, "task_overrides": {"other": {}}}, "TASK_NOT_FOUND"),
         ({"inputs": INPUTS, "request_id": 5}, "INVALID_REQUEST"),
+        ({"inputs": INPUTS, "task_overides": {}}, "INVALID_REQUEST"),
     ],
 )
 async def test_a_request_over_a_socket_that_cannot_be_run_is_rejected(asked: dict[str, Any], code: str) -> None:

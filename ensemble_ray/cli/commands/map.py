@@ -107,6 +107,8 @@ def map_items(
     ] = None,
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
+    max_iterations: options.MaxIterations = None,
+    context: options.Context = None,
     tags: options.Tags = None,
     user: options.User = None,
     input_rate: Annotated[
@@ -153,7 +155,7 @@ def map_items(
     from ensemble_ray.cli.commands.run import carry_out
     from ensemble_ray.values.ids import new_run_id
 
-    limits = options.run_options(max_tokens, max_cost, tags, user)
+    limits = options.run_options(max_tokens, max_cost, tags, user, max_iterations=max_iterations, context=context)
     run_id = run_id or new_run_id()
     source = Path(str(items or retry_dead or ensemble)).name
     title = f"{'standard input' if source == _STANDARD_INPUT else source} on {options.runtime_name(runtime)}"

@@ -54,6 +54,8 @@ def run(
     run_id: options.RunId = None,
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
+    max_iterations: options.MaxIterations = None,
+    context: options.Context = None,
     tags: options.Tags = None,
     user: options.User = None,
     as_json: options.AsJson = False,
@@ -93,7 +95,8 @@ def run(
         from ensemble_ray.cli.commands.submit import check_nodes
 
         check_nodes(ensemble, is_quiet=quiet)
-    title, limits = f"{Path(target).name} on {place}", options.run_options(max_tokens, max_cost, tags, user)
+    title = f"{Path(target).name} on {place}"
+    limits = options.run_options(max_tokens, max_cost, tags, user, max_iterations=max_iterations, context=context)
     shown = partial(carry_out, title=title, as_json=as_json, trace=trace, is_quiet=quiet)
     return shown(ensemble, values, runtime=runtime, run_id=run_id, limits=limits)
 
@@ -310,6 +313,8 @@ def resume(
     runtime: RuntimeAgain = None,
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
+    max_iterations: options.MaxIterations = None,
+    context: options.Context = None,
     tags: options.Tags = None,
     as_json: options.AsJson = False,
     trace: options.TraceFile = None,
@@ -326,7 +331,7 @@ def resume(
     from ensemble_ray.record.head import read_head
     from ensemble_ray.recovery.resuming import start_resumed
 
-    limits = options.run_options(max_tokens, max_cost, tags)
+    limits = options.run_options(max_tokens, max_cost, tags, max_iterations=max_iterations, context=context)
     store = own_store()
     found = run_blocking(store.find(run))
     if allow_loss:
@@ -374,6 +379,8 @@ def fork(
     allow_changes: AllowChanges = False,
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
+    max_iterations: options.MaxIterations = None,
+    context: options.Context = None,
     tags: options.Tags = None,
     user: options.User = None,
     runtime: RuntimeAgain = None,
@@ -395,7 +402,8 @@ def fork(
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
     from ensemble_ray.teamfile import load_ensemble
 
-    values, limits = read_inputs(inputs or (), inputs_file), options.run_options(max_tokens, max_cost, tags, user)
+    values = read_inputs(inputs or (), inputs_file)
+    limits = options.run_options(max_tokens, max_cost, tags, user, max_iterations=max_iterations, context=context)
     store = own_store()
     found = run_blocking(store.find(run))
     head = run_blocking(read_head(store, found.run_id))

@@ -62,6 +62,8 @@ def submit(
     run_id: options.RunId = None,
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
+    max_iterations: options.MaxIterations = None,
+    context: options.Context = None,
     tags: options.Tags = None,
     user: options.User = None,
     working_dir: Annotated[
@@ -104,7 +106,7 @@ def submit(
     from ensemble_ray.values.ids import new_run_id
 
     read_inputs(inputs or (), inputs_file)  # reports their errors before the upload
-    options.run_options(None, None, tags, user)
+    options.run_options(None, None, tags, user, max_iterations=max_iterations, context=context)
     directory, name = ships(target, working_dir)
     chosen = run_id or new_run_id()
     words = ["run", name, "--runtime", "ray", "--run-id", chosen]
@@ -114,6 +116,7 @@ def submit(
         words += ["--inputs-file", path_within(inputs_file, directory, "--inputs-file")]
     valued = {"--workflow": workflow, "--llm": llm, "--max-tokens": max_tokens, "--max-cost": max_cost}
     valued["--user"] = user
+    valued |= {"--max-iterations": max_iterations, "--context": context}
     words += [word for option, value in valued.items() if value is not None for word in (option, str(value))]
     flags = (("--check-nodes", checks), ("--json", as_json), ("--quiet", quiet))
     words += [flag for flag, is_set in flags if is_set]

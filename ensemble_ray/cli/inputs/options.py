@@ -57,6 +57,14 @@ MaxCost = Annotated[
     float | None,
     Option("--max-cost", metavar="C", help="Money that the run may spend; the team says what tokens cost."),
 ]
+MaxIterations = Annotated[
+    int | None,
+    Option("--max-iterations", metavar="N", help="Tool requests of an agent per task; lowers the team's own limits."),
+]
+Context = Annotated[
+    str | None,
+    Option("--context", metavar="TEXT", help="Text for the prompts of all tasks, in a section of its own."),
+]
 Tags = Annotated[
     list[str] | None,
     Option("--tag", metavar="NAME[=VALUE]", help="A word about the run, to find it again with runs --tag; repeatable."),
@@ -86,14 +94,27 @@ def runtime_name(choice: RuntimeName | None, recorded: object = None) -> str:
 
 
 def run_options(
-    max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None, user: str | None = None
+    max_tokens: int | None,
+    max_cost: float | None,
+    tags: Sequence[str] | None = None,
+    user: str | None = None,
+    *,
+    max_iterations: int | None = None,
+    context: str | None = None,
 ) -> RunOptions | None:
     chosen = _read_tags(tags or ())
-    if max_tokens is None and max_cost is None and user is None and not chosen:
+    if not chosen and all(each is None for each in (max_tokens, max_cost, user, max_iterations, context)):
         return None
     from ensemble_ray.definition.run_options import RunOptions
 
-    return RunOptions(max_tokens=max_tokens, max_cost=max_cost, tags=chosen or None, user=user)
+    return RunOptions(
+        max_tokens=max_tokens,
+        max_cost=max_cost,
+        tags=chosen or None,
+        user=user,
+        max_iterations=max_iterations,
+        additional_context=context,
+    )
 
 
 def _read_tags(words: Sequence[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from ensemble_ray.execute.agent.structured import adapter_of
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.messages import JsonSchema
+from ensemble_ray.values.task_output import type_name
 
 _log = bounded_logger(__name__)
 
@@ -27,8 +28,7 @@ _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 @lru_cache(maxsize=256)
 def answer_schema(output_type: Hashable) -> JsonSchema | None:
     """Return the schema of an output type's fields and choices; None if endpoints cannot enforce it (S-OUT-46)."""
-    name = output_type.__name__ if isinstance(output_type, type) else str(output_type)
-    name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
+    name = _NOT_IN_NAMES.sub("_", type_name(output_type))[:_LONGEST_NAME] or "answer"
     try:
         generated = adapter_of(output_type).json_schema(schema_generator=_Generator)
         definitions = {name: _form(node) for name, node in generated.get("$defs", {}).items()}

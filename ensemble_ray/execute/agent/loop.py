@@ -50,6 +50,9 @@ class AgentLoop:
         self._scope = scope
         self._order = scope.order
         self._agent = agent
+        most = scope.context.max_iterations
+        is_lowered = most is not None and most < agent.max_iterations and not scope.is_manager
+        self._max_iterations = most if most is not None and is_lowered else agent.max_iterations
         self._effects = scope.effects
         self._is_verbose = scope.context.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
@@ -132,9 +135,7 @@ class AgentLoop:
                     break
                 case Fail():
                     role, description = self._order.agent_role, self._order.task.description
-                    raise MaxIterationsExceededError(
-                        role, description, self._agent.max_iterations, step.tool_calls_made
-                    )
+                    raise MaxIterationsExceededError(role, description, self._max_iterations, step.tool_calls_made)
         text = self._latest = self._check(step.text)
         if self._order.task.output_type is None or self._models.is_answer_lost:
             return text, None
@@ -147,10 +148,13 @@ class AgentLoop:
         began = clock.now()
         self._system_prompt = system_prompt = build_system_prompt(self._agent)
         budget = order.task.context_budget or self._scope.context.context_budget
+        added = self._scope.context.additional_context
         if budget is None:
-            user_prompt = build_user_prompt(order.task, order.context, memory, notes, directives)
+            user_prompt = build_user_prompt(
+                order.task, order.context, memory, notes, directives, additional_context=added
+            )
         else:
-            parts = user_prompt_parts(order.task, order.context, memory, notes, directives)
+            parts = user_prompt_parts(order.task, order.context, memory, notes, directives, additional_context=added)
             user_prompt = render_parts(parts)
             history = order.task.history
             self._window = ContextWindow(order.key, budget, parts=parts, history=history, tools=self._specs)
@@ -159,7 +163,7 @@ class AgentLoop:
             user_prompt=user_prompt,
             history=order.task.history,
             attachments=order.task.attachments,
-            max_iterations=self._agent.max_iterations,
+            max_iterations=self._max_iterations,
             has_tools=bool(self._specs),
         )
         history = order.task.history
@@ -207,7 +211,7 @@ class AgentLoop:
             attachments += [(effect.call.name, each) for each in effect.attachments]
         if step.allowed and tools.delegations is not None:
             tools.delegations.turn_ended()  # may raise, so the trace must contain the calls before
-        limit = self._agent.max_iterations
+        limit = self._max_iterations
         if step.stopped:
             _log.warning(
                 "Agent '%s' exceeded max iterations (%d). Stop message sent (%d/3).",

@@ -27,6 +27,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.graph import Graph
 from ensemble_ray.definition.loop import Loop
 from ensemble_ray.definition.phase import Phase
+from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task
 from ensemble_ray.facts.fact import as_mapping, as_sequence
 from ensemble_ray.facts.runs import PlanRecorded
@@ -243,6 +244,7 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
         data["max_tool_output_length"] = definition.max_tool_output_length
     if definition.context_budget is not None:
         data["context_budget"] = definition.context_budget
+    data |= _chosen_texts(definition)
     if definition.on_incomplete != "warn":
         data["on_incomplete"] = definition.on_incomplete
     if definition.review_policy != "never":
@@ -262,6 +264,12 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     if (memory := memory_data(definition)) is not None:
         data["memory"] = memory
     return data
+
+
+def _chosen_texts(definition: RunRules) -> dict[str, object]:
+    """Return the text that a run's options add to its prompts. Limits do not decide what a task is."""
+    chosen = definition.chosen_options
+    return {} if chosen is None or not chosen.additional_context else {"additional_context": chosen.additional_context}
 
 
 def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
@@ -356,11 +364,15 @@ def _task(task: Task) -> dict[str, object]:
             if reflection.model is None
             else {"llm": model_data(reflection.model)}
         )
-    if task.context_budget is not None:
-        data["context_budget"] = task.context_budget
+    data |= _prompt_fields(task)
     if task.revision_feedback is not None:
         data["revision"] = [task.revision_feedback, task.prior_attempt_output, task.attempt_number]
     return data
+
+
+def _prompt_fields(task: Task) -> dict[str, object]:
+    fields = {"context_budget": task.context_budget, "additional_context": task.additional_context}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _checks(task: Task) -> dict[str, object]:
@@ -561,6 +573,8 @@ def map_reduce_run_data(
         described["max_tool_output_length"] = length
     if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":
         described["on_incomplete"] = policy
+    if isinstance(definition, RunRules):
+        described |= _chosen_texts(definition)
     described |= _attached(attached)
     plan: dict[str, object] = {"workflow": workflow, **rules}
     return PlanRecorded(

@@ -195,7 +195,7 @@ def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
         for name in EnsembleDefinition.model_fields
         if name in type(definition).model_fields
     }
-    return EnsembleDefinition.model_construct(**shared)
+    return EnsembleDefinition.model_construct(**shared).with_options(definition.chosen_options)
 
 
 _SHOWN = 200  # characters of an input's description for a reduce

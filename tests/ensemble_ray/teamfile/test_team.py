@@ -304,8 +304,8 @@ def test_keys_may_be_missing_when_a_team_is_only_looked_at(folder: Path) -> None
     assert load_ensemble("team.yaml", needs_keys=False).tasks[0].name == "t"
 
 
-#: Fields that a file cannot give: what was said before a run, and what the library sets for another attempt of a task.
-NOT_IN_FILES = {"history", "revision_feedback", "prior_attempt_output", "attempt_number"}
+#: Fields that a file cannot give: texts of requests, and what the library sets for another attempt of a task.
+NOT_IN_FILES = {"history", "additional_context", "revision_feedback", "prior_attempt_output", "attempt_number"}
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_question_of_a_conversation_is_told_with_its_place(tmp_path: Path, monke
     asker("3").run(runtime=InlineRuntime(home=tmp_path), run_id="one")
     assert replay("one", asker(), home=tmp_path).is_same
 
-    def politely(task: Task, outputs: Sequence[TaskOutput], *others: Any) -> str:
-        return build_user_prompt(task, outputs, *others) + "\nPlease."
+    def politely(task: Task, outputs: Sequence[TaskOutput], *others: Any, **more: Any) -> str:
+        return build_user_prompt(task, outputs, *others, **more) + "\nPlease."
 
     monkeypatch.setattr("ensemble_ray.execute.agent.loop.build_user_prompt", politely)
     found = replay("one", asker(), home=tmp_path)
