@@ -101,7 +101,8 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
 
 
 def pack_context(context: RunContext) -> RunContext:
-    return replace(context, models=context.models.pack(dump))
+    redaction = None if context.redaction is None else context.redaction.pack(dump)
+    return replace(context, models=context.models.pack(dump), redaction=redaction)
 
 
 def _has_callables(task: Task) -> bool:

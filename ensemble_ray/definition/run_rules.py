@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
+from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation
 
 from ensemble_ray import events
 from ensemble_ray.definition import fields
+from ensemble_ray.definition.redactor import Redactor
 from ensemble_ray.definition.run_options import RetryPolicy, RunOptions, check_budget, check_options, check_tags
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
@@ -148,6 +149,8 @@ class RunRules(Value):
         retry: Retries of model calls that fail because of the provider; None: no retries.
         on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
             with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.
+        redactor: Replaces personal data and keys by placeholders before they reach prompts, records, traces and exports; None:
+            no redaction.
     """
 
     _called: ClassVar[str] = "Ensemble"  # in messages
@@ -184,6 +187,7 @@ class RunRules(Value):
     review_wait: fields.ReviewWaitField = fields.initially(ReviewWait.ATTACHED)
     retry: RetryPolicy | None = Field(default_factory=RetryPolicy)
     on_incomplete: OnIncomplete = "warn"
+    redactor: InstanceOf[Redactor] | None = None
 
     @fields.checks_arguments
     @classmethod

@@ -22,6 +22,7 @@ from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
 from ensemble_ray.schedule.stimuli import Stimulus
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
@@ -371,6 +372,7 @@ class RunContext(Struct, frozen=True, kw_only=True):
     began_at: float = 0.0  # at which the run was started or resumed, Unix time, s
     declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
     is_fork: bool = False  # it asks for new answers (S-USE-23)
+    redaction: Redaction | None = None  # None: no redactor
 
     @property
     def has_plan(self) -> bool:

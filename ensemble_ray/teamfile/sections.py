@@ -42,6 +42,7 @@ from ensemble_ray.teamfile.fields import (
     Memory,
     Model,
     Prices,
+    RedactorField,
     ReflectionName,
     ReflectionStoreName,
     Retry,
@@ -479,7 +480,7 @@ _CALLBACKS = dict.fromkeys(
 )
 
 
-@keys_of(RunListeners, others=_CALLBACKS)
+@keys_of(RunListeners, others=_CALLBACKS, without=("redactor",))
 class MapTeamKeys(FileSection):
     called = "a team with a map-reduce"
     first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "map_reduce")
@@ -514,9 +515,18 @@ class MapTeamKeys(FileSection):
         "Stores reflections on tasks across runs: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
     )
     retry: Retry | None = key()
+    redaction: RedactorField = key(
+        "Personal data and keys that placeholders replace before they reach prompts, records, traces and exports."
+    )
+
+    def values(self) -> dict[str, Any]:
+        values = super().values()
+        if "redaction" in values:
+            values["redactor"] = values.pop("redaction")
+        return values
 
 
-@keys_of(EnsembleDefinition)
+@keys_of(EnsembleDefinition, without=("redactor",))
 class TeamKeys(MapTeamKeys):
     called = "a team"
     misplaced: ClassVar[Mapping[str, str]] = {}

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,9 +27,18 @@ MARK_VARIABLE = "ENSEMBLE_RAY_RESULT_MARK"
 _marks: list[str] = []  # the prefix of results after `frame_results`
 
 
+_reveal: Callable[[str], str] | None = None
+
+
+def reveal_results(restore: Callable[[str], str]) -> None:
+    """Change the texts of all results that this command shows from here on."""
+    global _reveal  # noqa: PLW0603  a process runs one command
+    _reveal = restore
+
+
 def show(text: str) -> None:
     """Escape foreign text (S-SEC-60)."""
-    _write(escape_controls(text))
+    _write(escape_controls(text if _reveal is None else _reveal(text)))
 
 
 def show_answer(text: str) -> None:
@@ -39,6 +48,11 @@ def show_answer(text: str) -> None:
 
 def show_json(data: object) -> None:
     """Numbers that JSON lacks become strings."""
+    if _reveal is not None:
+        from ensemble_ray.text.redaction import map_texts
+        from ensemble_ray.values.trace import jsonable
+
+        data = map_texts(jsonable(data), _reveal)
     try:
         text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # NaN, or a user's value without a JSON form
