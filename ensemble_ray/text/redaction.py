@@ -63,6 +63,7 @@ _PHONE_REST = r"[\d ()/.\u00a0-]{5,24}\d(?!\d)"
 _ANY_PHONE = re.compile(rf"{_START}(?!\d\.\d)(?:\+|\(|\d){_PHONE_REST}")
 _PREFIXED_PHONE = re.compile(rf"{_START}(?!0\.\d)(?:\+|0|\((?=[+0])){_PHONE_REST}")
 _MOST_TRIES = 2  # numbers in a candidate that are checked; the next candidate has the others
+_MOST_CUTS, _FEWEST_DIGITS = 5, 7
 _NANP_PHONE = re.compile(
     rf"{_START}(?:\+?1[ .-]?)?(?:\(\d{{3}}\)|\d{{3}})[ .-]?\d{{3}}[ .-]?\d{{4}}(?!\d)|{_START}\+{_PHONE_REST}"
 )
@@ -95,13 +96,23 @@ def _phone_pattern(region: str | None) -> re.Pattern[str]:
 
 @lru_cache(maxsize=8192)
 def _phone_in(candidate: str, region: str | None) -> Span | None:
+    """Return the number in a candidate, which may end with groups of digits of something else."""
+    for _ in range(_MOST_CUTS):
+        if (found := _whole_phone(candidate, region)) is not None:
+            return found
+        candidate, _, last = candidate.rpartition(" ")
+        if not last or sum(map(str.isdigit, candidate)) < _FEWEST_DIGITS:
+            break
+    return None
+
+
+def _whole_phone(candidate: str, region: str | None) -> Span | None:
     from phonenumbers import PhoneNumberMatcher
 
     # Without a region the library reads `+` alone as the mark of a country code.
     is_dialled = region is None and candidate.startswith("00")
-    match = next(
-        iter(PhoneNumberMatcher("+" + candidate[2:] if is_dialled else candidate, region, max_tries=_MOST_TRIES)), None
-    )
+    text = f"+{candidate[2:]}" if is_dialled else candidate
+    match = next(iter(PhoneNumberMatcher(text, region, max_tries=_MOST_TRIES)), None)
     if match is None:
         return None
     return (0 if is_dialled else match.start, match.end + is_dialled)
@@ -231,6 +242,7 @@ def finder_of_expression(expression: str) -> Finder:
 # One run.
 
 _DIGITS = 12  # 48 bits: among a million values, two are the same with a probability of 0.2 %
+_MOST_ROUNDS = 4
 _MOST_SEEN, _MOST_SEEN_CHARACTERS = 2048, 4_000_000
 _MOST_VALUES = 50_000  # in memory; the record has all values of a reversible run
 _SHORTEST = 5  # characters of a value of the library's patterns
@@ -369,7 +381,7 @@ class Redaction:
                     merged.append((first, last, kind))
         return merged
 
-    def _replace(self, text: str) -> str:
+    def _replace(self, text: str, rounds: int = _MOST_ROUNDS) -> str:
         try:
             found = self.find(text)
         except FinderError as error:  # without it, the text may contain anything
@@ -382,7 +394,9 @@ class Redaction:
         for start, end, kind in found:
             parts += [text[at:start], self.placeholder(kind, text[start:end])]
             at = end
-        return "".join([*parts, text[at:]])
+        replaced = "".join([*parts, text[at:]])
+        # A value may be found only when its neighbour is gone.
+        return self._replace(replaced, rounds - 1) if rounds else replaced
 
     def placeholder(self, kind: str, value: str) -> str:
         """Return the placeholder of a value, and remember both."""
@@ -693,4 +707,4 @@ class StreamRedaction:
                 at = end
         parts.append(whole[at:last])
         self._context, self._text = whole[max(0, last - _CONTEXT) : last], whole[last:]
-        return "".join(parts)
+        return self._redaction.clean("".join(parts))

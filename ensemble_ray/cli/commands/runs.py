@@ -18,7 +18,7 @@ from ensemble_ray.cli.view.terminal import (
     FAILED,
     FINE,
     own_command,
-    reveal_results,
+    revealing,
     screen_line,
     show,
     show_json,
@@ -260,13 +260,13 @@ def trace(
     if pictures.is_asked:
         _draw_run(store, named, pictures)
         return FINE
-    _reveal(store, named, reveal=reveal)
-    try:
-        _show_run(store, named, task, as_json=as_json)
-    except RecordError:
-        with contextlib.suppress(EnsembleError):
-            _show_run(store, named, task, as_json=as_json, is_partial=True)
-        raise
+    with revealing(_read_values(store, named) if reveal else None):
+        try:
+            _show_run(store, named, task, as_json=as_json)
+        except RecordError:
+            with contextlib.suppress(EnsembleError):
+                _show_run(store, named, task, as_json=as_json, is_partial=True)
+            raise
     return FINE
 
 
@@ -278,11 +278,10 @@ def _check_reveal(*, reveal: bool, is_shown: bool) -> None:
         )
 
 
-def _reveal(store: RunStore, named: RecordedRun, *, reveal: bool) -> None:
-    if reveal:
-        from ensemble_ray.recovery.revealing import read_redaction
+def _read_values(store: RunStore, named: RecordedRun) -> Callable[[str], str]:
+    from ensemble_ray.recovery.revealing import read_redaction
 
-        reveal_results(run_blocking(read_redaction(store, named.run_id)).restore)
+    return run_blocking(read_redaction(store, named.run_id)).restore
 
 
 def _show_run(

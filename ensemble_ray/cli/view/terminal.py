@@ -13,7 +13,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,10 +31,15 @@ _marks: list[str] = []  # the prefix of results after `frame_results`
 _reveal: Callable[[str], str] | None = None
 
 
-def reveal_results(restore: Callable[[str], str]) -> None:
-    """Change the texts of all results that this command shows from here on."""
+@contextmanager
+def revealing(restore: Callable[[str], str] | None) -> Generator[None]:
+    """Change the texts of all results that are shown inside the block."""
     global _reveal  # noqa: PLW0603  a process runs one command
     _reveal = restore
+    try:
+        yield
+    finally:
+        _reveal = None
 
 
 def show(text: str) -> None:
@@ -48,11 +54,6 @@ def show_answer(text: str) -> None:
 
 def show_json(data: object) -> None:
     """Numbers that JSON lacks become strings."""
-    if _reveal is not None:
-        from ensemble_ray.text.redaction import map_texts
-        from ensemble_ray.values.trace import jsonable
-
-        data = map_texts(jsonable(data), _reveal)
     try:
         text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # NaN, or a user's value without a JSON form
@@ -72,6 +73,10 @@ def show_result(data: object, lines: Iterable[str], *, as_json: bool) -> None:
 
 def show_json_text(text: str) -> None:
     """Control and unencodable characters become JSON escapes, which keeps the data."""
+    if _reveal is not None:
+        from ensemble_ray.text.redaction import map_texts
+
+        text = json.dumps(map_texts(json.loads(text), _reveal), indent=2, ensure_ascii=False)
     _write(escape_json(text, _results().encoding))
 
 
