@@ -267,10 +267,10 @@ def _check_custom(name: object, pattern: object) -> None:
         raise ValidationError(f"Redactor custom: '{name}' is the name of a pattern of the library; choose another name")
     if isinstance(pattern, str):
         try:
-            compiled = re.compile(pattern)
+            expressed = re.compile(pattern)
         except re.error as error:
             raise ValidationError(f"Redactor custom '{name}': invalid regular expression: {error}") from None
-        if compiled.fullmatch("") is not None:
+        if expressed.fullmatch("") is not None:
             raise ValidationError(f"Redactor custom '{name}': the expression must not match an empty text")
     elif not callable(pattern):
         raise ValidationError(

@@ -28,7 +28,7 @@ from ensemble_ray.values.task_output import OutputType
 
 D = TypeVar("D", bound=FactData)
 
-#: Media types of attachments whose content is text.
+#: Media types of text attachments.
 _TEXTS = ("text/", "application/json", "application/xml", "application/x-ndjson", "application/yaml")
 #: Entries of a stimulus that name things.
 _OF_STIMULUS = frozenset({"key", "instance", "unit", "question", "error_type", "reason", "delegated_roles"})
@@ -150,7 +150,7 @@ def _check_name(redaction: Redaction, name: str, what: str) -> None:
 
 
 def clean_order(redaction: Redaction, order: TaskOrder) -> TaskOrder:
-    """Return the order as its task may see it: feedback and directives may come from the user's code and from people."""
+    """Clean feedback of the user's code, and directives of people."""
     task = clean_task(redaction, order.task)
     directives = tuple([redaction.clean(each) for each in order.directives])
     if task is order.task and directives == order.directives:

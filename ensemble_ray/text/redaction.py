@@ -234,9 +234,9 @@ def finder_of(pattern: str, region: str | None) -> Finder:
 
 def finder_of_expression(expression: str) -> Finder:
     """Find the first group of an expression, or all that it matches if it has no group."""
-    compiled = re.compile(expression)
-    group = 1 if compiled.groups else 0
-    return lambda text: (match.span(group) for match in compiled.finditer(text))
+    expressed = re.compile(expression)
+    group = 1 if expressed.groups else 0
+    return lambda text: (match.span(group) for match in expressed.finditer(text) if match.start(group) >= 0)
 
 
 # One run.
@@ -282,8 +282,9 @@ class Redaction:
         self._finders |= {name: finder_of_expression(each) for name, each in self.expressions.items()}
         self._finders |= self.callables
         kinds = "|".join(sorted(map(re.escape, map(str.upper, self._kinds()))))
-        self._mark = re.compile(rf"\[(?:{kinds})_[0-9a-f]{{{_DIGITS}}}\]")
-        self._name = re.compile(rf"\[((?:{kinds})_[0-9a-f]{{{_DIGITS}}})\]|\b((?:{kinds})_[0-9a-f]{{{_DIGITS}}})\b")
+        mark = re.compile(rf"\[(?:{kinds})_[0-9a-f]{{{_DIGITS}}}\]")
+        name = re.compile(rf"\[((?:{kinds})_[0-9a-f]{{{_DIGITS}}})\]|\b((?:{kinds})_[0-9a-f]{{{_DIGITS}}})\b")
+        self._mark, self._name = mark, name
         self._shortest = 1 if self.expressions or self.callables or packed else _SHORTEST
         self._seen: dict[str, str] = {}
         self._seen_characters = 0

@@ -41,7 +41,7 @@ def test_a_redactor_is_refused_when_it_is_declared_wrongly(arguments: dict[str, 
 
 def test_the_extra_is_named_when_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-RED-11: the other patterns need no package."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValidationError, match=r"'phone', 'card', 'iban' need packages .*ensemble-ray\[redaction\]"):
         Redactor()
     assert Redactor(patterns=("email", "key")).patterns == ("email", "key")
@@ -67,7 +67,7 @@ def test_a_team_file_has_a_redactor_when_it_has_the_key_redaction(tmp_path: Path
 
 
 def test_a_run_is_refused_when_its_key_is_missing_short_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-RED-45."""
+    """S-RED-41, S-RED-45."""
     redactor = Redactor(reversible=True)
     with pytest.raises(ValidationError, match="needs a key in the environment variable ENSEMBLE_RAY_REDACTION_KEY"):
         redactor.begin("r1")

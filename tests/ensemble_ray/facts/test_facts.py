@@ -193,7 +193,7 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
     ("reflection_recalled", {"key": "k", "reflection": REFLECTION}),
     ("reflection_recalled", {"key": "k"}),
     (
-        "reflection_made",
+        "redacted", "reflection_made",
         {"key": "k", "reflection": REFLECTION, "input_tokens": 3, "output_tokens": 4, "is_first": True},
     ),
     ("reflection_made", {"key": "k", "reflection": REFLECTION}),

@@ -131,7 +131,7 @@ def test_a_function_finds_values_when_it_is_a_pattern() -> None:
 @pytest.mark.parametrize("spans", [[(0, 99)], [("a", 1)], [5], None])
 def test_the_text_is_withheld_when_a_function_fails(spans: object) -> None:
     """S-RED-8: the text may contain anything."""
-    found = redaction(callables={"person": lambda text: spans})
+    found = redaction(callables={"person": lambda _: spans})
     assert found.clean("Ann wrote") == WITHHELD
     assert "person" in found.failure
 
