@@ -190,10 +190,11 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
         {"short_term": json.dumps([["Writer", "Write", f"é {number}"] for number in range(16)], ensure_ascii=False)},
     ),
     ("memory_stored", {"scopes": ["notes"], "taken_by": ["short_term"]}),
+    ("redacted", {"token": "t"}),
     ("reflection_recalled", {"key": "k", "reflection": REFLECTION}),
     ("reflection_recalled", {"key": "k"}),
     (
-        "redacted", "reflection_made",
+        "reflection_made",
         {"key": "k", "reflection": REFLECTION, "input_tokens": 3, "output_tokens": 4, "is_first": True},
     ),
     ("reflection_made", {"key": "k", "reflection": REFLECTION}),
