@@ -338,6 +338,32 @@ def run_blocking_fork(run_id: str, ensemble: Ensemble) -> Any:
     return fork(run_id, "last", ensemble, runtime="inline")
 
 
+def test_delegated_work_has_placeholders_when_its_tools_receive_values(runtime: Runtime, tmp_path: Path) -> None:
+    """S-RED-20, S-RED-50: the process of the worker reads the values of other processes from the record."""
+    received = tmp_path / "received"
+
+    def delegating(asked: Any) -> ToolCall:
+        work = {"agent_role": "Mailer", "task": f"write to {placeholder_in(asked.text)}"}
+        return ToolCall("1", "delegate", json.dumps(work))
+
+    def working(asked: Any) -> list[ToolCall]:
+        return calls(received, asked.text, "look_up")
+
+    model = ScriptedModel(delegating, working, f"worker done {SECRETS['answer']}", "all done")
+    boss = agent(model, "Boss", allow_delegation=True)
+    made = Ensemble(
+        agents=[boss, agent(model, "Mailer", tools=[look_up])],
+        tasks=[task(f"tell {SECRETS['input']}", boss)],
+        redactor=redactor(reversible=True),
+        listeners=[listener := All()],
+    )
+    output = made.run(runtime=runtime)
+    assert received.read_text().startswith(SECRETS["input"])
+    assert_clean("a request", [each.text for each in model.calls])
+    assert_clean("an event", listener.seen)
+    assert_clean("the output", [repr(output), str(output.trace)])
+
+
 class Answer(BaseModel):
     mail: str = Field(pattern="@")
     name: str
