@@ -16,6 +16,8 @@ _EXPORTS = {
     "ensemble_ray.studio.dashboard.hub": "WebReviewHandler",
     "ensemble_ray.definition.agent": "Agent RemoteAgent",
     "ensemble_ray.definition.fields": "Durability OnUnknown ParallelErrorStrategy Workflow",
+    "ensemble_ray.definition.redactor": "Redactor",
+    "ensemble_ray.recovery.revealing": "areveal reveal",
     "ensemble_ray.definition.run_options": "RunOptions RetryPolicy",
     "ensemble_ray.definition.schedule": "Schedule",
     "ensemble_ray.definition.delivery": "BatchDelivery",

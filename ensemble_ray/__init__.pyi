@@ -26,6 +26,7 @@ from ensemble_ray.definition.loop import Until as Until
 from ensemble_ray.definition.phase import Phase as Phase
 from ensemble_ray.definition.phase import PhaseReview as PhaseReview
 from ensemble_ray.definition.phase import PhaseReviewDecision as PhaseReviewDecision
+from ensemble_ray.definition.redactor import Redactor as Redactor
 from ensemble_ray.definition.run_options import RetryPolicy as RetryPolicy
 from ensemble_ray.definition.run_options import RunOptions as RunOptions
 from ensemble_ray.definition.schedule import Schedule as Schedule
@@ -183,6 +184,8 @@ from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
 from ensemble_ray.recovery.resuming import resume as resume
+from ensemble_ray.recovery.revealing import areveal as areveal
+from ensemble_ray.recovery.revealing import reveal as reveal
 from ensemble_ray.runs.handle import Run as Run
 from ensemble_ray.runs.inline import InlineRuntime as InlineRuntime
 from ensemble_ray.runs.map_reduce.items import ItemStream as ItemStream
@@ -493,6 +496,7 @@ __all__ = [
     "RayRuntime",
     "Reasoning",
     "RecordError",
+    "Redactor",
     "ReflectionConfig",
     "ReflectionInput",
     "ReflectionStore",
@@ -578,6 +582,7 @@ __all__ = [
     "afork",
     "apending_reviews",
     "aresume",
+    "areveal",
     "build_system_prompt",
     "build_user_prompt",
     "current_run_context",
@@ -591,6 +596,7 @@ __all__ = [
     "provide",
     "resolve_template",
     "resume",
+    "reveal",
     "run",
     "tool",
 ]

@@ -109,7 +109,8 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
 
 def pack_context(context: RunContext) -> RunContext:
     deps = None if context.deps is None else context.deps.pack(lambda value: dump(value, "deps", _DEPS_WAY_OUT))
-    return replace(context, models=context.models.pack(dump), deps=deps)
+    redaction = None if context.redaction is None else context.redaction.pack(dump)
+    return replace(context, models=context.models.pack(dump), deps=deps, redaction=redaction)
 
 
 def _has_callables(task: Task) -> bool:

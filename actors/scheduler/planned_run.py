@@ -92,7 +92,13 @@ class PlannedRun:
             else None,
         )
         epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
-        journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
+        journal = RunJournal(
+            run_id=submission.run_id,
+            epoch=epoch,
+            journal=facts,
+            clock=SystemClock(),
+            redaction=submission.context.redaction,
+        )
         self._announcements: Announcements | None = None
         if hub is not None and submission.plan.units:
             sink = HubSink(hub, self.run_id, submission.context.interest)

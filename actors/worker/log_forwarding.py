@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import ray.exceptions
+from msgspec import structs
 
 from ensemble_ray.actors.link.reach import BatchSender
 from ensemble_ray.actors.link.wire import LineBudget, LogLine
 from ensemble_ray.errors.texts import user_traceback
-from ensemble_ray.process.context import current_log_context
+from ensemble_ray.process.context import TEXT_FILTER, current_log_context
 from ensemble_ray.text.foreign_text import one_line
 
 #: Of an incomplete line, characters.
@@ -84,6 +85,7 @@ class LineForwarder:
     def _forward(self, line_of: Callable[[str], LogLine]) -> None:
         fields = current_log_context()
         named, role = fields.get("ensemble.id"), fields.get("agent.role", "")
+        clean = TEXT_FILTER.get()
         # A line that belongs to no run, such as one from a tool's thread, goes to the program once.
         run_id = next(iter(self._runs), None) if named is None else named
         if run_id is None or run_id not in self._runs:
@@ -92,6 +94,10 @@ class LineForwarder:
             is_admitted = self._budget.admit(self._clock())
         if is_admitted:
             line = line_of(str(one_line(role, 100)))
+            if clean is not None:
+                line = structs.replace(
+                    line, text=clean(line.text), template=clean(line.template), traceback=clean(line.traceback)
+                )
             self._loop.call_soon_threadsafe(self._sender.add, (run_id, line))
         else:
             self._loop.call_soon_threadsafe(self._count)
@@ -118,6 +124,12 @@ class LineForwarder:
                 await self._service.put_lines.remote(run_id, [line for run, line in batch if run == run_id])
 
 
+def _clean(text: str) -> str:
+    """Clean what a tool of a run with a redactor prints and logs (S-RED-25)."""
+    clean = TEXT_FILTER.get()
+    return text if clean is None else clean(text)
+
+
 class _ForwardingHandler(logging.Handler):
     """Forwards warnings, and writes them to the process's own log as Python does without a handler."""
 
@@ -127,7 +139,7 @@ class _ForwardingHandler(logging.Handler):
         self._own_log = own_log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._own_log.write(f"{self.format(record)}\n")
+        self._own_log.write(f"{_clean(self.format(record))}\n")
         if record.name != "ray" and not record.name.startswith("ray."):
             try:
                 self._forwarder.forward_record(record)
@@ -144,7 +156,7 @@ class _ObservedStream(io.TextIOBase):
         self._held: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        self._stream.write(text)
+        self._stream.write(_clean(text))
         thread = threading.get_ident()
         *lines, rest = (self._held.pop(thread, "") + text).split("\n")
         if len(rest) > _MOST_HELD:

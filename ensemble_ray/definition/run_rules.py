@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
+from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SkipValidation
 
 from ensemble_ray import events
 from ensemble_ray.definition import fields
+from ensemble_ray.definition.redactor import Redactor
 from ensemble_ray.definition.run_options import RetryPolicy, RunOptions, check_budget, check_options, check_tags
 from ensemble_ray.definition.schedule import SchedulesField, check_schedules
 from ensemble_ray.definition.task import Task
@@ -167,6 +168,8 @@ class RunRules(Value):
             pickled once per run; `"driver"`: only the process that starts the run. Handlers, guardrails, delegation policies,
             and `@tool` functions with a context parameter are then called there.
         schedules: Times and folders at which an endpoint starts runs by itself, by name. Only `ensemble-ray serve` uses them.
+        redactor: Replaces personal data and keys by placeholders before they reach prompts, records, traces and exports; None:
+            no redaction.
     """
 
     _called: ClassVar[str] = "Ensemble"  # in messages
@@ -208,6 +211,7 @@ class RunRules(Value):
     deps: Any = Field(default=None, repr=False, exclude=True)
     deps_place: DepsPlace = "worker"
     schedules: SchedulesField = fields.initially({})
+    redactor: InstanceOf[Redactor] | None = None
 
     @fields.checks_arguments
     @classmethod

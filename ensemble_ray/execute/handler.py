@@ -160,11 +160,11 @@ async def _note_result(
 ) -> ToolReturned:
     result = ToolReturned(
         outcome=outcome,
-        text=whole_text(text),
-        structured_output=structured,
+        text=scope.clean(whole_text(text)),
+        structured_output=scope.clean(structured),
         started_at=began,
         duration_s=max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,
-        log=log,
+        log=scope.clean(log),
     )
     await scope.note(name, result)
     return result

@@ -64,7 +64,7 @@ async def recall(scope: TaskScope) -> RecalledMemory | None:
             text=scope.order.task.description,
             uses_ensemble=rules.has_ensemble_memory,
         )
-        found = await _memory(scope).recall(query)
+        found = scope.clean(await _memory(scope).recall(query))
         await scope.note(name, MemoryRecalled.of(found))
         await _charge(scope, found.embedding_tokens)
     scope.effects.embedding_tokens += found.embedding_tokens

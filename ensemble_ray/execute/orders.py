@@ -23,6 +23,7 @@ from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.run_context import CurrentRun, RunDeps
 from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
 from ensemble_ray.schedule.stimuli import Stimulus
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.memory import MemoryRules
 from ensemble_ray.values.messages import OnIncomplete
@@ -378,6 +379,7 @@ class RunContext(Struct, frozen=True, kw_only=True):
     deps: RunDeps | None = None
     max_iterations: int | None = None  # lowers the limits of agents; None: as agents declare (S-REQ-3)
     additional_context: str = ""  # for the prompts of all tasks (S-REQ-5)
+    redaction: Redaction | None = None  # None: no redactor
 
     @property
     def has_plan(self) -> bool:

@@ -40,6 +40,7 @@ from ensemble_ray.execute.orders import (
     TaskStatus,
     count_incomplete,
 )
+from ensemble_ray.execute.redaction import clean_error, clean_order
 from ensemble_ray.execute.review.gates import (
     ReviewedOutput,
     ReviewOpenError,
@@ -54,7 +55,7 @@ from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
 from ensemble_ray.ports import SERVICES, Persistence, use_services
-from ensemble_ray.process.context import LOG_FIELDS, bounded_logger
+from ensemble_ray.process.context import LOG_FIELDS, TEXT_FILTER, bounded_logger
 from ensemble_ray.process.run_context import CURRENT_RUN, use_run
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
@@ -78,10 +79,15 @@ class TaskRunner:
         self.peers = peers
         self.current_run = context.current_run()
         self._agents = agents
+        if context.redaction is not None:
+            context.redaction.load()
 
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
         """Run one task; errors are results. Unless `is_stopped`, a `CancelledError` is of user code."""
         order = apply_changes(order)
+        if (redaction := self.context.redaction) is not None:
+            order = clean_order(redaction, order)
+            TEXT_FILTER.set(redaction.clean)  # for the rest of this asyncio task, which is the task of an order
         slot = slot or Slot()
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside this process must not inherit its caller's log fields.
@@ -111,6 +117,8 @@ class TaskRunner:
                 await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
             if order.task.reuse is not None:
                 await offer_answers(scope)
+            if redaction is not None:
+                reviewed = replace(reviewed, output=redaction.clean_data(reviewed.output))
             exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
             until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
             await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
@@ -151,6 +159,8 @@ class TaskRunner:
                 _announce_trace(scope, result.trace, "exited", error)
                 return result
             case _:
+                if self.context.redaction is not None:
+                    error = clean_error(self.context.redaction, error, scope.order.task.output_type)
                 return await self._fail(scope, error)
 
     def _scope(self, order: TaskOrder, recorded_facts: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
@@ -220,7 +230,7 @@ class TaskRunner:
             )
             if objection is None or loop is None:
                 break
-            text, structured = await loop.answer(loop.refuse_answer(objection))
+            text, structured = await loop.answer(loop.refuse_answer(scope.clean(objection)))
         metrics = scope.effects.metrics(self.context.cost)
         trace = scope.effects.trace(
             completed_at=work_ended_at(scope) if scope.recorded_facts else self.ports.clock.now(),

@@ -17,6 +17,7 @@ from ensemble_ray.events import Event
 from ensemble_ray.execute.agent.context_window import estimated_input
 from ensemble_ray.execute.effects import TaskEffects, UnknownEffect, is_work
 from ensemble_ray.execute.orders import Peers, RunContext, TaskOrder
+from ensemble_ray.execute.redaction import clean_fact, record_values
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
 from ensemble_ray.facts.runs import LossAccepted
@@ -36,6 +37,7 @@ from ensemble_ray.ports import (
     ToolMetrics,
 )
 from ensemble_ray.text.foreign_text import estimate_tokens
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.memory import TaskReflection
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, TokenUsage, ToolCall, ToolSpec
@@ -46,6 +48,7 @@ from ensemble_ray.values.task_output import TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
 D = TypeVar("D", bound=FactData)
+T = TypeVar("T")
 
 
 class Callables(Protocol):
@@ -195,6 +198,10 @@ class TaskScope(Struct, frozen=True, kw_only=True):
         found = find_fact(self.recorded_facts, name, wanted) if self.recorded_facts else None  # seldom any
         return None if found is None else require_usable(found)
 
+    def clean(self, value: T) -> T:
+        """Return the value without texts that the redactor of the run replaces."""
+        return value if self.context.redaction is None else self.context.redaction.clean_data(value)
+
     async def note(
         self, name: str, *data: FactData, until: Persistence = Persistence.QUEUED, at: float | None = None
     ) -> None:
@@ -207,8 +214,19 @@ class TaskScope(Struct, frozen=True, kw_only=True):
             self.effects.is_recorded = any(map(is_work, data))
         self.effects.has_effect = self.effects.has_effect or until is Persistence.SYNCED
         now = self.ports.clock.now() if at is None else at
+        if (redaction := self.context.redaction) is not None:
+            data = tuple([clean_fact(redaction, each) for each in data])
+            await self._record_values(redaction, now)
         facts = [Fact(run=order.run_id, name=name, at=now, data=each, epoch=order.epoch) for each in data]
         await self.ports.journal.append(facts, epoch=order.epoch, until=until)
+
+    async def _record_values(self, redaction: Redaction, at: float) -> None:
+        journal, epoch = self.ports.journal, self.order.epoch
+
+        async def append(fact: Fact) -> None:
+            await journal.append([fact], epoch=epoch)
+
+        await record_values(redaction, append, run_id=self.order.run_id, at=at, epoch=epoch)
 
     async def note_end(
         self, *data: FactData, until: Persistence = Persistence.COMMITTED, at: float | None = None
@@ -222,7 +240,7 @@ class TaskScope(Struct, frozen=True, kw_only=True):
     def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Build and publish an event that has listeners."""
         if event_type.method in self.context.interest:
-            self.ports.events.emit(build())
+            self.ports.events.emit(self.clean(build()))
 
 
 _FIRST_OUTPUT = 256  # estimate for the first answer of a kind of agent, tokens

@@ -212,6 +212,14 @@ class RecordedRefusal(NamedTuple):
     hint: str  # for the model's next attempt
 
 
+class ValueRedacted(FactData):
+    """A value that a placeholder stands for, encrypted. Its fact has the name of the placeholder (S-RED-40)."""
+
+    KIND: ClassVar = "redacted"
+
+    token: str = written(TEXT, missing="", is_needed=True)
+
+
 class DelegationDecided(FactData):
     """A worker was chosen, or the delegation was refused."""
 

@@ -293,6 +293,8 @@ class PlanRecorded(FactData):
     #: of the models that were known at the start, by `PROVIDER:MODEL` (S-PRC-14)
     prices: Mapping[str, Mapping[str, object]] | None = written(optional(OBJECT), default=None)
     traceparent: str | None = written(optional(TEXT), default=None)  # W3C `traceparent` of the requesting program
+    #: patterns, and encrypted values by placeholder (S-RED-41); never a key
+    redaction: Mapping[str, object] | None = written(optional(OBJECT), default=None)
 
     @property
     def is_empty(self) -> bool:

@@ -59,6 +59,7 @@ from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.prompts.task import manager_prompts
 from ensemble_ray.text.answers import find_json
 from ensemble_ray.text.foreign_text import whole_json, whole_text
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.attachments import Attachment, attachments_in
 from ensemble_ray.values.delegation import Peer, spoken_role
 from ensemble_ray.values.ids import effect_name, instance_of
@@ -239,6 +240,7 @@ class Planned(Struct, frozen=True, kw_only=True):
     units: Mapping[str, Loop | Phase | Graph] = msgspec.field(default_factory=dict[str, Loop | Phase | Graph])
     #: inputs that are attachments, read
     attached: Mapping[str, Sequence[Attachment]] = msgspec.field(default_factory=dict[str, Sequence[Attachment]])
+    redaction: Redaction | None = None  # its texts are clean; None: no redactor
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:

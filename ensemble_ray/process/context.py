@@ -274,6 +274,10 @@ _NUMBER = re.compile(r"\d+")
 _MOST_WARNINGS = 1000  # later distinct warnings of a run are logged each time
 
 
+#: Cleans the arguments of log lines of a run with a redactor (S-RED-24).
+TEXT_FILTER: ContextVar[Callable[[str], str] | None] = ContextVar("ensemble_ray_text_filter", default=None)
+
+
 class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
     """Writes each warning and error as one line of bounded length.
 
@@ -283,6 +287,8 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if not self.logger.isEnabledFor(level):
             return
+        if (clean := TEXT_FILTER.get()) is not None:
+            args = tuple([_filtered(each, clean) for each in args])
         if level >= logging.WARNING:
             args = tuple(_bound(each) for each in args)
             fields = current_log_context()
@@ -294,6 +300,19 @@ class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
 
     def log_text(self, level: int, text: str) -> None:
         self.log(level, "%s", text, stacklevel=2)
+
+
+def _filtered(value: object, clean: Callable[[str], str]) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    try:
+        text = str(value)
+        cleaned = clean(text)
+    except Exception:  # noqa: BLE001  as in `_bound`
+        return f"<{type(value).__name__}>"
+    if cleaned == text:
+        return value
+    return type(value)(cleaned) if isinstance(value, str) else cleaned  # a `TextLine` stays one
 
 
 def _bound(value: object) -> object:

@@ -10,13 +10,15 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from ensemble_ray.definition.redactor import recorded_redaction
 from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
+from ensemble_ray.execute.redaction import clean_fact
 from ensemble_ray.execute.review.gates import TIMEOUT
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import ReviewDecided, RunEnded
 from ensemble_ray.ports import Persistence
 from ensemble_ray.process.concurrency import bridge, run_blocking
-from ensemble_ray.record.head import head_facts
+from ensemble_ray.record.head import head_facts, read_head
 from ensemble_ray.record.open_reviews import Gate, Obstacle, fold_gates, obstacle_at
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RecordedRun, RunStore, resume_advice
@@ -139,6 +141,8 @@ async def record_decision(
             by = f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"
     answer = ReviewAnswer(decision=decision, by=by)
     data = ReviewDecided.of(answer, comment=comment or "", outside=True)
+    if (header := (await read_head(store, run.run_id)).header).redaction is not None:
+        data = clean_fact(recorded_redaction(header.redaction), data)
     obstacle = _obstacle(run, gate)
     if obstacle is None and run.state.is_final:
         raise ValidationError(

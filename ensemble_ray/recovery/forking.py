@@ -15,6 +15,7 @@ from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.agent.attempts import RecordedModel
 from ensemble_ray.execute.effects import answers_before
+from ensemble_ray.execute.redaction import clean_planned, clean_resolved
 from ensemble_ray.facts.effects import is_making_agent
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import OutputRecorded, PlanRecorded, RecordedFork
@@ -46,7 +47,7 @@ from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.recovery.resuming import plan_again, planned_form, recorded_definition, start_resumed
 from ensemble_ray.runs.attachments import copy_contents, detach_contents, read_attachments, read_inputs
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import decide_costs, name_of, recorded_prices
+from ensemble_ray.runs.launching import decide_costs, describe_redacted, name_of, recorded_prices
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
@@ -179,8 +180,10 @@ async def offer_fork(
             keys = {node_key(each) for each in done if delegating_call(each) is None}
             plan = plan_fork(planned.plan, keys, from_task)
     if inputs:
-        recorded = resolve_tasks(definition, {**chosen, **before_inputs})
-        _check_inputs(found.run_id, plan.keys, recorded, resolve_tasks(definition, chosen))
+        recorded, now = resolve_tasks(definition, {**chosen, **before_inputs}), resolve_tasks(definition, chosen)
+        if (redaction := planned.redaction) is not None:
+            recorded, now = clean_resolved(redaction, recorded), clean_resolved(redaction, now)
+        _check_inputs(found.run_id, plan.keys, recorded, now)
     known = {node.key: node.description for node in planned.plan.nodes}  # units have no description
     return ForkOffer(
         run_id=found.run_id,
@@ -189,7 +192,7 @@ async def offer_fork(
         descriptions={name: known.get(name) or known.get(node_key(name), "") for name in (*plan.reused, *plan.again)},
         differences=reused_differences(
             header,
-            run_data(planned, _as_run(definition, header)),
+            _described(planned, _as_run(definition, header)),
             plan.keys,
             asked=asked_agents(facts, plan.instances),
             units=plan.units,
@@ -253,7 +256,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
     source, now = offer.ensemble.source, time.time()
     recorded, definition = offer.header, _as_run(offer.ensemble, offer.header)
     header = replace(
-        run_data(offer.planned, definition),
+        _described(offer.planned, definition),
         ensemble_id=run_id,
         name=name_in(recorded) or name_of(offer.ensemble, source) or None,
         tags=recorded.tags or dict(offer.ensemble.tags) or None,
@@ -282,8 +285,8 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         await copy_contents(attached, offer.store, offer.run_id, owned.journal)
         for content in detach_contents(planned)[1]:
             await owned.journal.store_content(content)
-        described = run_data(planned, definition)
-        names = ("plan", "definition", "workflow", "inputs", "agents", "digest")
+        described = _described(planned, definition)
+        names = ("plan", "definition", "workflow", "inputs", "agents", "digest", "redaction")
         header = replace(header, **{name: getattr(described, name) for name in names})
         first = Fact(run=run_id, name=RUN, at=now, data=header)
         await owned.journal.append((first, *answers, started, *copies), until=Persistence.COMMITTED)
@@ -300,7 +303,9 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
     answers: list[Fact] = []
     if not needs_synthesis(definition.all_tasks):
         return offer.planned, answers
-    resolved = check(definition, offer.inputs)
+    resolved, redaction = check(definition, offer.inputs), offer.planned.redaction
+    if redaction is not None:
+        resolved = clean_resolved(redaction, resolved)
     recorded = answers_before(copies)
     agents = await synthesize_agents(
         resolved,
@@ -309,7 +314,13 @@ async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact
             model, run_id, name, answers.append, recorded=recorded.get(name, ())
         ),
     )
-    return await threads.run(plan_run, definition, resolved, agents), answers
+    planned = await threads.run(plan_run, definition, resolved, agents)
+    return planned if redaction is None else clean_planned(redaction, planned), answers
+
+
+def _described(planned: Planned, definition: Ensemble) -> PlanRecorded:
+    data = run_data(planned, definition)
+    return data if planned.redaction is None else describe_redacted(planned.redaction, data, is_new=False)
 
 
 def _check(found: RecordedRun, header: PlanRecorded) -> None:

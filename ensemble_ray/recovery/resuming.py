@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Unpack
 from msgspec.structs import replace
 
 from ensemble_ray.definition.fields import Durability, OnUnknown, Origin
+from ensemble_ray.definition.redactor import check_redactor
 from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import Ensemble, join, join_run
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.execute.effects import answers_before
+from ensemble_ray.execute.redaction import clean_planned, clean_resolved
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import PlanRecorded
@@ -38,6 +40,7 @@ from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime, SubmissionReason
 from ensemble_ray.runtime import connect
 from ensemble_ray.teamfile import Runnable, find_planned_form, load_source
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.ids import task_instance
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.values.metrics import RunBudget
@@ -341,6 +344,9 @@ async def plan_again(
     """
     resolved = check(definition, inputs)
     resolved = replace(resolved, tasks=tuple(restore_attachments(resolved.tasks, header)))
+    redaction = redaction_again(header.ensemble_id or "", definition, header)
+    if redaction is not None:
+        resolved = clean_resolved(redaction, resolved)
     answers = answers_before(facts)
     try:
         agents = (
@@ -355,7 +361,14 @@ async def plan_again(
             raise
         _log.debug("Agents are made when the fork begins: %s", message_of(error))
         agents = {}
-    return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
+    planned = await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
+    return planned if redaction is None else clean_planned(redaction, planned)
+
+
+def redaction_again(run_id: str, definition: Runnable, header: PlanRecorded) -> Redaction | None:
+    """Return the redactor of a recorded run, for a fork or a replay; None: it had none."""
+    check_redactor(run_id, definition.redactor, header.redaction)
+    return None if definition.redactor is None else definition.redactor.begin(run_id, header.redaction)
 
 
 class _Answers:

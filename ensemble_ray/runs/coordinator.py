@@ -14,12 +14,21 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ensemble_ray.errors import ConstraintViolationError, RecordError, StaleEpochError
 from ensemble_ray.execute.effects import recorded_output
 from ensemble_ray.execute.orders import EvaluationFailed, HistoryPart, TaskOrder, TaskResult
+from ensemble_ray.execute.redaction import clean_fact, record_values
 from ensemble_ray.facts.fact import Fact, FactData
-from ensemble_ray.facts.runs import DirectiveFact, DirectiveRecorded, ModelSwitched, RecordedError, RunInterrupted
+from ensemble_ray.facts.runs import (
+    DirectiveFact,
+    DirectiveRecorded,
+    ModelSwitched,
+    PlanRecorded,
+    RecordedError,
+    RunInterrupted,
+)
 from ensemble_ray.plan.plan import LoopUnit, Plan
 from ensemble_ray.ports import Clock, Journal, Persistence
 from ensemble_ray.process.concurrency import USER_ERRORS
@@ -60,6 +69,7 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
     Waiting,
 )
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.ids import RUN, instance_of, key_of
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.reviews import Directive, ModelSwitch, OpenReview, RunDirective
@@ -439,6 +449,7 @@ class RunJournal(Struct, frozen=True, kw_only=True):
     epoch: int
     journal: Journal
     clock: Clock
+    redaction: Redaction | None = None  # None: no redactor
 
     def now(self) -> float:
         return self.clock.now()
@@ -448,7 +459,16 @@ class RunJournal(Struct, frozen=True, kw_only=True):
         return Fact(run=self.run_id, name=name, at=moment, data=data, epoch=self.epoch)
 
     async def append(self, *facts: Fact, until: Persistence = Persistence.QUEUED) -> None:
+        if (redaction := self.redaction) is not None:
+            facts = tuple([replace(fact, data=clean_fact(redaction, fact.data)) for fact in facts])
+            if facts and isinstance(facts[0].data, PlanRecorded):  # the first fact of the run, before all others
+                await self.journal.append(facts[:1], epoch=self.epoch)
+                facts = facts[1:]
+            await record_values(redaction, self._append_value, run_id=self.run_id, at=self.now(), epoch=self.epoch)
         await self.journal.append(facts, epoch=self.epoch, until=until)
+
+    async def _append_value(self, fact: Fact) -> None:
+        await self.journal.append([fact], epoch=self.epoch)
 
     async def record_break(self, error: Exception) -> None:
         """Record why a run stopped without an end, if possible (S-ERR-69)."""
@@ -532,6 +552,8 @@ class RunDirectives:
         match directive:
             case Directive(text=text, ttl_s=ttl_s, given_by=given_by):
                 expires_at = None if ttl_s is None else now + ttl_s
+                if (redaction := self._journal.redaction) is not None:
+                    text = redaction.clean(text)
                 data: DirectiveFact = DirectiveRecorded(text=text, expires_at=expires_at, given_by=given_by)
             case ModelSwitch(model=model, agent=agent, given_by=given_by):
                 data = ModelSwitched(model=model, agent=agent, given_by=given_by)

@@ -124,7 +124,9 @@ class InlineRun:
         ports = _runner_ports(request, context, callables, services, self._journal, report_after=report_after)
         self._runner = runner = TaskRunner(context, ports, planned.agents)
         epoch = 0 if owned is None else owned.epoch
-        journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=ports.clock)
+        journal = RunJournal(
+            run_id=request.run_id, epoch=epoch, journal=self._journal, clock=ports.clock, redaction=context.redaction
+        )
 
         def body(key: str) -> TaskBody:
             task = planned.tasks[key]

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import OnUnknown, Origin
+from ensemble_ray.definition.redactor import check_redactor, describe_redaction
 from ensemble_ray.definition.run_rules import RunListeners, RunRules
 from ensemble_ray.definition.validation import embedding_models, priced_models
 from ensemble_ray.errors import message_of
@@ -26,6 +27,7 @@ from ensemble_ray.execute.agent.context_window import check_context_budget
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.memory import LocalRunReflections
 from ensemble_ray.execute.orders import RunContext, RunModels
+from ensemble_ray.execute.redaction import clean_fact
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler, LocalReviewer
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.llm.fallback import members_of
@@ -35,7 +37,7 @@ from ensemble_ray.memory.tools import LocalRunMemory, rules_of
 from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Dashboard, DashboardRun
 from ensemble_ray.process.concurrency import threads
-from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.context import TEXT_FILTER, bounded_logger
 from ensemble_ray.process.run_context import Provided, RunDeps, check_deps
 from ensemble_ray.prompts.task import build_system_prompt, fixed_parts, render_parts
 from ensemble_ray.record.opening import store_at
@@ -43,6 +45,7 @@ from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
 from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.runs.ports import RunRequest, Runtime, SubmissionReason
 from ensemble_ray.text.foreign_text import CHARACTERS_PER_TOKEN
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.tools.user_code import NoOpToolMetrics
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.metrics import NOTHING, Amount, RunBudget
@@ -276,6 +279,31 @@ class TracedRun:
         )
 
 
+def begin_redaction(definition: RunRules, scope: RunScope) -> Redaction | None:
+    """Return the redactor of a run, which also cleans the log lines of its process from here on; None: no redactor.
+
+    A `ValidationError`: its key is missing or wrong.
+    """
+    header = None if scope.resumption is None else scope.resumption.header
+    if header is not None:
+        check_redactor(scope.run_id, definition.redactor, header.redaction)
+    if definition.redactor is None:
+        return None
+    is_recorded = scope.store_address is not None
+    recorded = None if header is None else header.redaction
+    redaction = definition.redactor.begin(scope.run_id, recorded, is_recorded=is_recorded)
+    TEXT_FILTER.set(redaction.clean)
+    return redaction
+
+
+def describe_redacted(redaction: Redaction, header: PlanRecorded, *, is_new: bool = True) -> PlanRecorded:
+    """Return the first fact without values, and with the encrypted values of the plan."""
+    header = structs.replace(clean_fact(redaction, header), redaction=describe_redaction(redaction))
+    if is_new:  # the first fact has them
+        redaction.take_fresh()
+    return header
+
+
 def run_context_of(
     definition: EnsembleDefinition,
     planned: Planned,
@@ -337,6 +365,7 @@ def run_context_of(
         deps=deps_of(definition),
         max_iterations=None if chosen is None else chosen.max_iterations,
         additional_context=additional_context_of(definition),
+        redaction=planned.redaction,
     )
 
 

@@ -17,6 +17,7 @@ from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, Valid
 from ensemble_ray.events import TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.attempts import RecordedModel
 from ensemble_ray.execute.orders import RunContext, RunOutcome
+from ensemble_ray.execute.redaction import clean_planned, clean_resolved
 from ensemble_ray.execute.scope import describe_exhaustion, spending_here
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
@@ -66,9 +67,11 @@ from ensemble_ray.runs.launching import (
     RunConclusion,
     RunScope,
     WorkSummary,
+    begin_redaction,
     check_context_budgets,
     check_deps_of,
     costs_of,
+    describe_redacted,
     request_of,
 )
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmissionReason, SubmittedRun, claim_run, release_run
@@ -200,6 +203,7 @@ class PlannedLauncher:
         self.definition = definition
         self._inputs = inputs
         self._planned: Planned
+        self._is_new = True
         self._preliminary: list[Fact] = []  # effects before scheduling
         self._submitted: SubmittedRun | None = None
         self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
@@ -214,14 +218,20 @@ class PlannedLauncher:
         resolved = check(self.definition, inputs)
         refuse_in_hierarchy(resolved.tasks, resolved.workflow)
         header = None if scope.resumption is None else scope.resumption.header
+        self._is_new = header is None
+        redaction = begin_redaction(self.definition, scope)
         tasks = await read_attachments(resolved.tasks, header)
         if tasks is not resolved.tasks:
             resolved = replace(resolved, tasks=tuple(tasks))
+        if redaction is not None:
+            resolved = clean_resolved(redaction, resolved)
         agents = await self._synthesize(scope, resolved)
         if isinstance(agents, ExitReason):
             return agents
         prompts = await self._make_manager_prompts(scope, resolved, agents)
         self._planned = plan_run(self.definition, resolved, agents, prompts)
+        if redaction is not None:
+            self._planned = clean_planned(redaction, self._planned)
         check_context_budgets(self.definition, self._planned)
         check_attachments(self._planned)
         plan = self._planned.plan
@@ -233,7 +243,8 @@ class PlannedLauncher:
         )
 
     def describe(self) -> PlanRecorded:
-        return run_data(self._planned, self.definition)
+        data, redaction = run_data(self._planned, self.definition), self._planned.redaction
+        return data if redaction is None else describe_redacted(redaction, data, is_new=self._is_new)
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Typ
 
 from ensemble_ray.definition.delivery import BatchDelivery
 from ensemble_ray.definition.ensemble import HierarchicalConstraints
+from ensemble_ray.definition.redactor import Redactor
 from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.definition.task import ReflectionConfig, Task
 from ensemble_ray.errors import ValidationError
@@ -347,6 +348,35 @@ Prices = Annotated[
 @keys_of(RetryPolicy)
 class RetryKeys(FileSection):
     called = "a retry policy"
+
+
+class _FinderKeys(FileSection):
+    called = "a pattern"
+    function: CallableName = key(
+        "Returns the (start, end) of each value in a text, as module:function.", is_required=True
+    )
+
+
+def _read_pattern(node: object, info: ValidationInfo) -> object:
+    if isinstance(node, Entries):
+        return _FinderKeys.model_validate(node, context=context_of(info)).function
+    return require_text(node)
+
+
+@keys_of(Redactor)
+class RedactorKeys(FileSection):
+    called = "a redactor"
+    patterns: list[Text] = key("The library's patterns: `email`, `phone`, `card`, `iban`, `key`; default: all of them.")
+    custom: Annotated[
+        dict[
+            str, Annotated[object, PlainValidator(_read_pattern, json_schema_input_type=str | dict[str, ReferenceText])]
+        ],
+        mapping("must be a mapping of names to patterns"),
+    ] = key("More patterns by name: a regular expression, or `function: module:function`.")
+    tools: list[Text] = key("Names of the tools that receive values in a reversible run; default: all tools.")
+
+
+RedactorField = Annotated[RedactorKeys, AfterValidator(RedactorKeys.build)]
 
 
 @keys_of(HierarchicalConstraints)

@@ -45,6 +45,7 @@ from ensemble_ray.teamfile.fields import (
     Memory,
     Model,
     Prices,
+    RedactorField,
     ReflectionName,
     ReflectionStoreName,
     Retry,
@@ -498,7 +499,7 @@ _CALLBACKS = dict.fromkeys(
 )
 
 
-@keys_of(RunListeners, others=_CALLBACKS)
+@keys_of(RunListeners, others=_CALLBACKS, without=("redactor",))
 class MapTeamKeys(FileSection):
     called = "a team with a map-reduce"
     first: ClassVar[tuple[str, ...]] = ("agents", "tasks", "map_reduce")
@@ -542,9 +543,18 @@ class MapTeamKeys(FileSection):
     schedules: Annotated[dict[str, _Schedule], mapping("must be a mapping of names to schedules")] = key(
         "Times and folders at which an endpoint starts runs by itself, by name. Only `ensemble-ray serve` uses them."
     )
+    redaction: RedactorField = key(
+        "Personal data and keys that placeholders replace before they reach prompts, records, traces and exports."
+    )
+
+    def values(self) -> dict[str, Any]:
+        values = super().values()
+        if "redaction" in values:
+            values["redactor"] = values.pop("redaction")
+        return values
 
 
-@keys_of(EnsembleDefinition)
+@keys_of(EnsembleDefinition, without=("redactor",))
 class TeamKeys(MapTeamKeys):
     called = "a team"
     misplaced: ClassVar[Mapping[str, str]] = {}

@@ -22,6 +22,7 @@ import pytest
 from ensemble_ray.definition.agent import _LABEL_NAME, _LABEL_SELECTOR
 from ensemble_ray.prompts.task import _REFLECTION_HEADING
 from ensemble_ray.record.journal import _LONG
+from ensemble_ray.text import redaction
 from ensemble_ray.text.answers import _TAG
 from ensemble_ray.text.foreign_text import _CONTROL, _IN_JSON
 from ensemble_ray.values.value import _AGE
@@ -32,6 +33,7 @@ SIZE = 20_000
 #: A use over `SIZE` characters may take so many times as long as a quadratic pattern takes over a quarter of them. A quadratic pattern
 #: takes 16 times as long, most others a fiftieth of it, on any machine.
 MOST_QUARTERS = 5
+REDACTION = redaction.Redaction(secret=b"s", salt="run")
 #: Patterns that are put together while their module is loaded, by the file where that is done and their name there.
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/definition/agent.py", "_LABEL_NAME"): _LABEL_NAME,
@@ -40,6 +42,15 @@ BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/evaluation/scorers.py", "compiled"): re.compile("any"),
     ("ensemble_ray/prompts/task.py", "_REFLECTION_HEADING"): _REFLECTION_HEADING,
     ("ensemble_ray/record/journal.py", "_LONG"): _LONG,
+    **{
+        ("ensemble_ray/text/redaction.py", name): getattr(redaction, name)
+        for name in ("_ANY_PHONE", "_PREFIXED_PHONE", "_NANP_PHONE", "_FOREIGN_PHONE", "_CARD", "_IBAN", "_KEY")
+    },
+    ("ensemble_ray/text/redaction.py", "mark"): REDACTION._mark,
+    ("ensemble_ray/text/redaction.py", "name"): REDACTION._name,
+    # Expressions of the user, who declares them.
+    ("ensemble_ray/text/redaction.py", "expressed"): re.compile("x"),
+    ("ensemble_ray/definition/redactor.py", "expressed"): re.compile("x"),
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,
     ("ensemble_ray/text/foreign_text.py", "_IN_JSON"): _IN_JSON,
     ("ensemble_ray/text/answers.py", "_TAG"): _TAG,

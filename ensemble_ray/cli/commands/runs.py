@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
@@ -18,6 +18,7 @@ from ensemble_ray.cli.view.terminal import (
     FAILED,
     FINE,
     own_command,
+    revealing,
     screen_line,
     show,
     show_json,
@@ -220,6 +221,9 @@ def trace(
     dag: export.Dag = None,
     otlp: export.Otlp = None,
     content: export.WithContent = False,
+    reveal: Annotated[
+        bool, Option("--reveal", help="Show the values of a redacted run, with ENSEMBLE_RAY_REDACTION_KEY.")
+    ] = False,
 ) -> int:
     """Show a recorded run as a tree.
 
@@ -233,6 +237,7 @@ def trace(
     export.check_sending(
         otlp, has_content=content, has_run=run is not None, is_shown=as_json or task is not None or pictures.is_asked
     )
+    _check_reveal(reveal=reveal, is_shown=run is not None and otlp is None and not pictures.is_asked)
     store = own_store()
     if run is None:
         runs = run_blocking(store.runs())
@@ -255,13 +260,28 @@ def trace(
     if pictures.is_asked:
         _draw_run(store, named, pictures)
         return FINE
-    try:
-        _show_run(store, named, task, as_json=as_json)
-    except RecordError:
-        with contextlib.suppress(EnsembleError):
-            _show_run(store, named, task, as_json=as_json, is_partial=True)
-        raise
+    with revealing(_read_values(store, named) if reveal else None):
+        try:
+            _show_run(store, named, task, as_json=as_json)
+        except RecordError:
+            with contextlib.suppress(EnsembleError):
+                _show_run(store, named, task, as_json=as_json, is_partial=True)
+            raise
     return FINE
+
+
+def _check_reveal(*, reveal: bool, is_shown: bool) -> None:
+    if reveal and not is_shown:
+        raise ValidationError(
+            "--reveal shows one run here, and writes no file. What to do: name the run, and leave --otlp, --svg, --mermaid "
+            "and --dag out, such as: ensemble-ray trace latest --reveal"
+        )
+
+
+def _read_values(store: RunStore, named: RecordedRun) -> Callable[[str], str]:
+    from ensemble_ray.recovery.revealing import read_redaction
+
+    return run_blocking(read_redaction(store, named.run_id)).restore
 
 
 def _show_run(

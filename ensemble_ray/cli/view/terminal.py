@@ -13,7 +13,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,9 +28,23 @@ MARK_VARIABLE = "ENSEMBLE_RAY_RESULT_MARK"
 _marks: list[str] = []  # the prefix of results after `frame_results`
 
 
+_reveal: Callable[[str], str] | None = None
+
+
+@contextmanager
+def revealing(restore: Callable[[str], str] | None) -> Generator[None]:
+    """Change the texts of all results that are shown inside the block."""
+    global _reveal  # noqa: PLW0603  a process runs one command
+    _reveal = restore
+    try:
+        yield
+    finally:
+        _reveal = None
+
+
 def show(text: str) -> None:
     """Escape foreign text (S-SEC-60)."""
-    _write(escape_controls(text))
+    _write(escape_controls(text if _reveal is None else _reveal(text)))
 
 
 def show_answer(text: str) -> None:
@@ -58,6 +73,10 @@ def show_result(data: object, lines: Iterable[str], *, as_json: bool) -> None:
 
 def show_json_text(text: str) -> None:
     """Control and unencodable characters become JSON escapes, which keeps the data."""
+    if _reveal is not None:
+        from ensemble_ray.text.redaction import map_texts
+
+        text = json.dumps(map_texts(json.loads(text), _reveal), indent=2, ensure_ascii=False)
     _write(escape_json(text, _results().encoding))
 
 

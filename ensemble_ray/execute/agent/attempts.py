@@ -289,6 +289,7 @@ async def ask_once(
 ) -> tuple[ChatResponse, Attempts, float]:
     """Call a model for an effect outside the agent loop. Return answer, attempts, and start of the last one."""
     started_at, key = 0.0, uuid_of(f"{scope.order.run_id}/{name}")
+    messages = scope.clean(messages)
 
     async def attempt() -> ChatResponse:
         nonlocal started_at
@@ -301,7 +302,7 @@ async def ask_once(
         attempts = Attempts(scope, model, template=template)
     else:
         attempts = ChainAttempts(scope, chain, template=template)
-    return await attempts.answer(attempt, messages), attempts, started_at
+    return scope.clean(await attempts.answer(attempt, messages)), attempts, started_at
 
 
 def key_at(key: str, place: int) -> str:

@@ -25,6 +25,7 @@ from ensemble_ray.execute.agent.react import (
 from ensemble_ray.execute.agent.structured import StructuredMachine
 from ensemble_ray.execute.effects import ToolEffect, capture_messages
 from ensemble_ray.execute.memory import recall, recall_directives, recall_notes
+from ensemble_ray.execute.redaction import learn_from
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.context import bounded_logger
@@ -76,7 +77,7 @@ class AgentLoop:
             directives = await recall_directives(scope)
         if self._agent.tools or self._agent.allow_delegation or scope.is_manager:
             self._tools = await ToolCalls.of(scope, self._agent)
-            self._specs = self._tools.specs
+            self._specs = scope.clean(self._tools.specs)
         self._build_prompts(memory, notes, directives)
         agent = self._agent
         scope.emit(
@@ -236,14 +237,18 @@ class AgentLoop:
 
     async def _parse_structured(self, text: str) -> object:
         """Parse the answer, with corrections as the task allows (S-OUT-30 to S-OUT-38)."""
+        redaction = self._scope.context.redaction
+        if redaction is not None:  # types are checked with the values, and have placeholders after that (S-RED-31)
+            await learn_from(redaction, self._scope.ports.journal, text)
+            text = redaction.restore(text)
         machine = StructuredMachine(self._order.task, agent_role=self._order.agent_role, first_response=text)
         while (prompt := machine.next_prompt()) is not None:
             self._log_lines(machine)
             answer = await self._models.correct(self._system_prompt, prompt, len(self._effects.models))
             self._latest = answer or ""
-            machine.accept(answer)
+            machine.accept(answer if redaction is None or answer is None else redaction.restore(answer))
         self._log_lines(machine)
-        return machine.result(self._models.describe_cut())
+        return self._scope.clean(machine.result(self._models.describe_cut()))
 
     @staticmethod
     def _log_lines(machine: StructuredMachine) -> None:

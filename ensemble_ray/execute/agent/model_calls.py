@@ -34,6 +34,7 @@ from ensemble_ray.execute.agent.reuse import AnswerReuse
 from ensemble_ray.execute.agent.runner_model import RunnerModel
 from ensemble_ray.execute.attachments import check_messages, load_messages, without_contents
 from ensemble_ray.execute.effects import ModelEffect, capture_messages
+from ensemble_ray.execute.redaction import clean_response
 from ensemble_ray.execute.scope import FirstRequest, TaskScope
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.llm.fallback import chain_of
@@ -44,6 +45,7 @@ from ensemble_ray.process.concurrency import USER_ERRORS, call_user
 from ensemble_ray.process.context import EFFECT_KEY, PERMIT_WAIT, PermitWait, bounded_logger
 from ensemble_ray.text.answers import ReasoningSplitter
 from ensemble_ray.text.foreign_text import SurrogateJoiner
+from ensemble_ray.text.redaction import Redaction, StreamRedaction
 from ensemble_ray.values.ids import effect_name, uuid_of
 from ensemble_ray.values.messages import (
     ChatMessage,
@@ -72,6 +74,7 @@ class ModelCalls:
         if self._runner is not None and self._on_incomplete == "retry":
             self._on_incomplete = "fail"  # a runner may have effects; only its task calls it again
         self._keeps_reasoning = agent.keep_reasoning
+        self._redaction = scope.context.redaction
         self._has_warned = False
         model = self._runner or agent.llm
         chain = chain_of(model)
@@ -113,6 +116,7 @@ class ModelCalls:
     ) -> ChatResponse:
         """Return the recorded or a new answer, or raise `AgentExecutionError` (S-ENG-50, S-ENG-57)."""
         self._turn = turn
+        messages = self._scope.clean(messages)  # they are clean already, unless the user's code has made one
         order, name = self._order, effect_name(self._order.instance, turn)
         self._scope.emit(
             LlmIterationStartedEvent,
@@ -359,7 +363,7 @@ class ModelCalls:
         return ModelEffect(
             started_at=started_at,
             latency_s=clock.now() - started_at,
-            response=response,
+            response=response if self._redaction is None else clean_response(self._redaction, response),
             is_final=True,
             attempts_failed=tuple(self._attempts.failed),
             waits=tuple(self._attempts.waits),
@@ -385,10 +389,11 @@ class ModelCalls:
         closing: ChatResponse | None = None
         text, reasoning = _StreamedText(), _StreamedText()
         splitter = None if self._keeps_reasoning else ReasoningSplitter()
+        cleaned = None if self._redaction is None else _CleanPieces(self._redaction)
 
         def send(piece: str, *, is_reasoning: bool) -> None:
             parts = [(piece, is_reasoning)] if is_reasoning or splitter is None else splitter.feed(piece)
-            self._send_pieces(parts, sent)
+            self._send_pieces(parts if cleaned is None else cleaned.feed(parts), sent)
 
         async for piece in model.stream(list(messages), tuple(tools)):
             if isinstance(piece, ChatResponse):
@@ -401,8 +406,8 @@ class ModelCalls:
             send(rest, is_reasoning=True)
         if rest := text.finish():
             send(rest, is_reasoning=False)
-        if splitter is not None:
-            self._send_pieces(splitter.finish(), sent)
+        rests = [] if splitter is None else splitter.finish()
+        self._send_pieces(rests if cleaned is None else [*cleaned.feed(rests), *cleaned.finish()], sent)
         response = ChatResponse(text=text.text, reasoning=reasoning.text)  # S-STR-10
         if closing is not None and self._runner is not None:
             response = closing  # contains the JSON of a structured answer
@@ -452,6 +457,21 @@ class ModelCalls:
             digest.update(line.encode())
         self._digested = len(messages)
         return digest.hexdigest()
+
+
+class _CleanPieces:
+    """Cleans (text, is_reasoning) of a stream; answer and reasoning apart."""
+
+    def __init__(self, redaction: Redaction) -> None:
+        self._streams = {is_reasoning: StreamRedaction(redaction) for is_reasoning in (True, False)}
+
+    def feed(self, pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+        fed = [(self._streams[is_reasoning].feed(text), is_reasoning) for text, is_reasoning in pieces]
+        return [each for each in fed if each[0]]
+
+    def finish(self) -> list[tuple[str, bool]]:
+        rests = [(stream.finish(), is_reasoning) for is_reasoning, stream in self._streams.items()]
+        return [each for each in rests if each[0]]
 
 
 class _StreamedText:

@@ -16,6 +16,7 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, OutputParsing
 from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.execute.memory import remember_edit
 from ensemble_ray.execute.orders import RunContext, TaskOrder
+from ensemble_ray.execute.redaction import restore_arguments
 from ensemble_ray.execute.scope import TaskScope
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact, find_fact
@@ -224,6 +225,7 @@ def review_id_of(run_id: str, name: str) -> str:
 async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) -> ReviewDecision:
     """Return a gate's decision; fills in the request's ids. May raise `ReviewTimeoutError`, `ReviewOpenError`."""
     clock, run_id = scope.ports.clock, scope.order.run_id
+    request = scope.clean(request)
     request = request.replace(review_id=review_id_of(run_id, name), run_id=run_id)
     asked, decided = scope.find_recorded(name, ReviewRequested), scope.find_recorded(name, ReviewDecided)
     is_detached = scope.context.is_detached
@@ -241,7 +243,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
         if decided is not None and is_detached:  # the work after the gate starts now
             await scope.note(name, closed, until=Persistence.SYNCED, at=asked_at)
     if decided is not None:
-        decision, decided_at = decided.data, decided.at
+        decision, decided_at = scope.clean(decided.data), decided.at
     else:
         if is_expired:
             answer = ReviewAnswer(decision=decision_at_timeout(request, question.timeout_s or 0.0), by=TIMEOUT)
@@ -257,7 +259,7 @@ async def decide_at_gate(scope: TaskScope, name: str, request: ReviewRequest) ->
                 await scope.note(name, question, until=Persistence.COMMITTED)
             elif limit_s is not None:
                 request = request.replace(timeout=timedelta(seconds=asked_at + limit_s - clock.now()))
-            answer = await _ask(scope, request)
+            answer = scope.clean(await _ask(scope, request))
         decision, decided_at = ReviewDecided.of(answer), clock.now()
         await scope.note(name, decision, until=Persistence.SYNCED)
     scope.effects.reviews.append(review_entry(question, asked_at, decision, decided_at))
@@ -345,6 +347,9 @@ class ToolReviews:
         finally:
             for limit in paused:
                 limit.resume()
+        if isinstance(decision, Edit) and (redaction := self._scope.context.redaction) is not None:
+            # A person edits the placeholders of a call that receives values.
+            decision = Edit(await restore_arguments(redaction, self._scope.ports.journal, decision.revised_output))
         self._decisions[name] = decision
         return decision
 

@@ -27,6 +27,7 @@ from ensemble_ray.execute.agent.attempts import ask_once, declared_model
 from ensemble_ray.execute.attachments import check_readable, store_results
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import CallOutcome, ToolEffect
+from ensemble_ray.execute.redaction import clean_attachments, restore_arguments
 from ensemble_ray.execute.review.gates import ReviewOpenError, ToolReviews, can_repeat_at_gate, tool_reviews
 from ensemble_ray.execute.scope import TaskScope, describe_exit
 from ensemble_ray.execute.tools.unknown import is_unrepeatable, key_of, lost_intent, resolve_unknown
@@ -225,7 +226,8 @@ class ToolCalls:
                 until=Persistence.SOON if bound.effect == "none" else Persistence.SYNCED,
             )
             with effect_span(self._scope.context.tracing, name):
-                outcome = self._bound_tries(call, await call_tool(bound, call.arguments, context=context))
+                outcome = await call_tool(bound, await self._arguments_of(call), context=context)
+            outcome = self._bound_tries(call, self._clean_outcome(outcome))
             if outcome.attachments:
                 outcome = await self._store_attachments(outcome)
         except ExitEarlyError as exit_early:
@@ -254,6 +256,23 @@ class ToolCalls:
         can_wait = is_read and (self._open > 0 or not self._scope.ports.events.wants(ToolCallEvent))
         await self._scope.note(name, _result_of(effect), until=Persistence.SOON if can_wait else Persistence.COMMITTED)
         return effect
+
+    async def _arguments_of(self, call: ToolCall) -> str:
+        """Return what the tool receives: the values, if the run is reversible (S-RED-50)."""
+        redaction = self._scope.context.redaction
+        if redaction is None or not redaction.is_reversible:
+            return call.arguments
+        if redaction.tools is not None and call.name not in redaction.tools:
+            return call.arguments
+        return await restore_arguments(redaction, self._scope.ports.journal, call.arguments)
+
+    def _clean_outcome(self, outcome: ToolOutcome) -> ToolOutcome:
+        redaction = self._scope.context.redaction
+        if redaction is None:
+            return outcome
+        attachments = clean_attachments(redaction, outcome.attachments)
+        text = redaction.clean_json(outcome.text)
+        return redaction.clean_data(replace(outcome, text=text, attachments=attachments))
 
     async def _store_attachments(self, outcome: ToolOutcome) -> ToolOutcome:
         """Store them under their hashes before the result is recorded (S-ATT-62)."""

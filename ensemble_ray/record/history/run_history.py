@@ -13,6 +13,7 @@ from ensemble_ray.facts.effects import (
     SamplingAnswered,
     ToolIntended,
     ToolReturned,
+    ValueRedacted,
     began_at,
     is_making_agent,
     read_request,
@@ -143,6 +144,8 @@ class RunHistory:
             case BatchRecorded():
                 batch = cast("Fact[BatchRecorded]", fact)
                 self._found.append(changes.BatchChanged(batch, self.batches.apply(batch)))
+            case ValueRedacted():
+                pass
             case GroupRecorded(level=level):
                 self._start(self._tree.add_group(fact.instance, level), fact)
             case _:

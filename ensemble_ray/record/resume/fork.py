@@ -21,6 +21,7 @@ from ensemble_ray.facts.effects import (
     ModelAnswered,
     ReflectionRecorded,
     SamplingAnswered,
+    ValueRedacted,
     is_making_agent,
 )
 from ensemble_ray.facts.fact import Fact, as_mapping, as_sequence, as_text
@@ -180,6 +181,8 @@ def copied_facts(facts: Iterable[Fact], run_id: str, plan: ForkPlan, *, redone: 
             if more is None:
                 continue
             data = structs.replace(data, more=more)
+        elif isinstance(data, ValueRedacted):
+            pass  # the reused texts contain its placeholder
         elif instance == RUN or not (instance in plan.instances or (instance in made and is_making_agent(fact))):
             continue
         elif isinstance(data, ModelAnswered):

@@ -20,6 +20,7 @@ from ensemble_ray.process.concurrency import bridge, run_blocking
 from ensemble_ray.record.identity.definition import item_digest
 from ensemble_ray.runs.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.runs.map_reduce.resume_point import MapReduceResumePoint
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.outputs import FailedItem, ItemResult
 from ensemble_ray.values.task_output import TaskOutput
 
@@ -36,8 +37,11 @@ class PulledBatch(Struct, kw_only=True):
 class ItemBuffer:
     """The items of one run, with positions and hashes for the record (S-MR-162)."""
 
-    def __init__(self, reader: ItemReader, record: MapReduceResumePoint | None) -> None:
+    def __init__(
+        self, reader: ItemReader, record: MapReduceResumePoint | None, redaction: Redaction | None = None
+    ) -> None:
         self._reader = reader
+        self._redaction = redaction  # factories receive the items, all others the clean ones
         self._record = record
         self._indices = array("q")
         self._items: dict[int, object] = {}
@@ -58,7 +62,13 @@ class ItemBuffer:
 
     def pop(self, number: int) -> object:
         """Return and release an item after its map."""
-        return self._items.pop(number, None)
+        return self._clean(self._items.pop(number, None))
+
+    def shown(self, number: int) -> object:
+        return self._clean(self._items[number])
+
+    def _clean(self, item: object) -> object:
+        return item if self._redaction is None else self._redaction.clean_data(item)
 
     async def pull(self, count: int) -> PulledBatch:
         """Pull at most this many items. `ValidationError`: they differ from the record (S-MR-162)."""
@@ -75,7 +85,7 @@ class ItemBuffer:
                 index, item = entry
             self._indices.append(index)
             self._items[number] = item
-            digests.append(item_digest(item))
+            digests.append(item_digest(self._clean(item)))
         indices = self._indices[first:]
         recorded = 0
         if self._record is not None:
@@ -98,6 +108,7 @@ class ItemLog:
         """Create an empty log; if no reader will come, only failures are stored."""
         self._store = store
         self._is_read = is_read
+        self.redaction: Redaction | None = None  # of the run, when it is prepared
         self.window = 1  # results that may wait for a reader
         self._came = array("q")  # by arrival: number of a completed map, or -1 - position of a failure
         self._indices = array("q")  # of completed maps, in the same order
@@ -123,6 +134,8 @@ class ItemLog:
             attempts=attempts,
             raw=error.raw_output if isinstance(error, OutputParsingError) else None,
         )
+        if self.redaction is not None:
+            failed = self.redaction.clean_data(failed)
         try:
             packed = pickle.dumps(failed, protocol=5)
         except Exception:  # noqa: BLE001  pickle raises whatever the item's own methods do
@@ -253,6 +266,10 @@ class ItemResultWriter:
         self._writing: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self.on_error: Callable[[BaseException], None] = lambda _: None  # called if a file cannot be written
+
+    @property
+    def redaction(self) -> Redaction | None:
+        return self._log.redaction
 
     async def free_slots(self, in_flight: Callable[[], int]) -> int:
         """Wait as `ItemLog` does, and for slow files (S-MR-131)."""

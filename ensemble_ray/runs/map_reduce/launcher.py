@@ -14,6 +14,7 @@ from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinitio
 from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError
 from ensemble_ray.events import Event
 from ensemble_ray.execute.agent.attempts import RecordedModel
+from ensemble_ray.execute.redaction import clean_attachments, clean_fact, clean_inputs
 from ensemble_ray.execute.scope import Spending
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
@@ -34,7 +35,15 @@ from ensemble_ray.record.stores import OwnedRun
 from ensemble_ray.runs.attachments import read_inputs, store_inputs
 from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, check_deps_of, request_of
+from ensemble_ray.runs.launching import (
+    RunConclusion,
+    RunScope,
+    WorkSummary,
+    begin_redaction,
+    check_deps_of,
+    describe_redacted,
+    request_of,
+)
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter, ItemStream
 from ensemble_ray.runs.map_reduce.orders import (
     DefinitionFactories,
@@ -51,6 +60,7 @@ from ensemble_ray.runs.map_reduce.tasks import MapReduceTasks
 from ensemble_ray.runs.ports import ExecutorSession, RunRequest, claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.ids import RUN, new_object_id
 from ensemble_ray.values.metrics import NOTHING
@@ -90,6 +100,8 @@ class MapReduceLauncher:
         self._given = {**definition.inputs, **(inputs or {})}
         self._inputs = {str(name): text_of(value) for name, value in self._given.items()}
         self._attached: Mapping[str, Sequence[Attachment]] = {}  # inputs, read when the run is prepared
+        self._redaction: Redaction | None = None  # None: no redactor, or not yet prepared
+        self._is_new = True
         self._outputs = MapReduceOutputs(keeps_items=keeps_items)
         self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[MapReduceEnd] | None = None
@@ -106,7 +118,13 @@ class MapReduceLauncher:
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
         check_deps_of(self.definition, scope)
+        self._redaction = redaction = begin_redaction(self.definition, scope)
+        self._is_new = scope.resumption is None
+        self.items.redaction = redaction
         self._attached = attached_inputs(await read_inputs(self._given))
+        if redaction is not None:
+            self._inputs = clean_inputs(redaction, self._inputs)
+            self._attached = {name: clean_attachments(redaction, each) for name, each in self._attached.items()}
         if self.definition.delivery is not None and scope.store_address is None:
             raise ValidationError(
                 "delivery='batch' needs a record, since answers may arrive after this process has ended. Leave out "
@@ -128,9 +146,11 @@ class MapReduceLauncher:
     def describe(self) -> PlanRecorded:
         definition = self.definition
         items, workflow = definition.item_source.identity, definition.shown_workflow
-        return map_reduce_run_data(
+        data = map_reduce_run_data(
             definition, workflow=workflow, inputs=self._inputs, items=items, attached=self._attached
         )
+        redaction = self._redaction
+        return data if redaction is None else describe_redacted(redaction, data, is_new=self._is_new)
 
     async def replay(
         self, scope: RunScope, header: PlanRecorded | None, description: RunResultHead
@@ -227,7 +247,9 @@ class MapReduceLauncher:
         await journal.append((first,), epoch=epoch, until=Persistence.COMMITTED)
         if self._attached:
             self._attached = await store_inputs(self._attached, journal)
-        self._journal = run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
+        self._journal = run_journal = RunJournal(
+            run_id=run_id, epoch=epoch, journal=journal, clock=self._clock, redaction=self._redaction
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(merge_warnings(run_id))
             try:
@@ -242,7 +264,7 @@ class MapReduceLauncher:
             stack.push_async_exit(results.detach)
             self._events = UnitEvents(scope.events)
             tasks = self._make_tasks(
-                scope, run_journal, ItemBuffer(reader, record), results, record, is_direct=is_direct
+                scope, run_journal, ItemBuffer(reader, record, self._redaction), results, record, is_direct=is_direct
             )
             coordinator = Coordinator(run_journal, tasks)
             results.on_error = coordinator.break_off
@@ -392,7 +414,9 @@ class MapReduceLauncher:
 
     def _request(self, scope: RunScope, mode: CaptureMode) -> RunRequest:
         definition, resumption = self.definition, scope.resumption
-        planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
+        planned = Planned(
+            plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={}, redaction=self._redaction
+        )
         request = request_of(scope, rules_for_tasks(definition), planned, capture_mode=mode, inputs=self._inputs)
         context = request.context
         if context.budget is None:
@@ -414,6 +438,8 @@ class MapReduceLauncher:
             errors=[RecordedError.of(each.error, key=each.key) for each in list_reasons(ended)],
             incomplete_answers=self._outputs.metrics.total_incomplete_answers,
         )
+        if self._redaction is not None:
+            data = clean_fact(self._redaction, data)
         last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Persistence.COMMITTED)
 

@@ -20,6 +20,7 @@ from ensemble_ray.definition.validation import TeamModels, validate
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.local_executor import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.execute.redaction import clean_agent, clean_planned, clean_task
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import (
@@ -49,6 +50,7 @@ from ensemble_ray.runs.outputs import OutputStore
 from ensemble_ray.runs.planned_tasks import gather_context, revision_of
 from ensemble_ray.schedule.instructions import MapItem, ReduceGroup, Start
 from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.attachments import Attachment
 from ensemble_ray.values.ids import RUN, instance_of, key_of, node_key
 from ensemble_ray.values.task_output import TaskOutput
@@ -196,6 +198,12 @@ def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
         if name in type(definition).model_fields
     }
     return EnsembleDefinition.model_construct(**shared).with_options(definition.chosen_options)
+
+
+def clean_ready(redaction: Redaction, ready: ReadyTask) -> ReadyTask:
+    """Return the task of an item without values."""
+    agent = None if ready.agent is None else clean_agent(redaction, ready.agent)
+    return replace(ready, task=clean_task(redaction, ready.task), agent=agent)
 
 
 _SHOWN = 200  # characters of an input's description for a reduce
@@ -356,6 +364,10 @@ class OrderMaker:
         finally:
             await self._append_asked()
         planned = ready.planned
+        if (redaction := self._journal.redaction) is not None:
+            planned = clean_planned(redaction, planned)
+            nodes = {node.key: node for node in planned.plan.nodes}
+            ready = replace(ready, planned=planned, nodes=nodes)
         if any(task.attachments for task in planned.tasks.values()):
             journal = self._journal.journal
             tasks = {key: await store_attachments(task, journal) for key, task in planned.tasks.items()}
@@ -396,6 +408,8 @@ class OrderMaker:
             prepared = await self._maker.ready(tasks, keys, data)
         finally:
             await self._append_asked()
+        if (redaction := self._journal.redaction) is not None:
+            prepared = [clean_ready(redaction, each) for each in prepared]
         await self._meet([each.agent for each in prepared if each.agent is not None])
         return prepared
 

@@ -263,7 +263,7 @@ async def _recorded_end(
     record: MapReduceResumePoint, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
 ) -> MapReduceEnd:
     """Return the end of a finished run; its items' results are written again."""
-    items, head, recorded = ItemBuffer(reader, record), record.facts.head, record.facts.items
+    items, head, recorded = ItemBuffer(reader, record, writer.redaction), record.facts.head, record.facts.items
     is_exhausted = False
     # A run that ended early pulled only some items, and only these are compared.
     while not is_exhausted and (recorded.are_all or items.count < recorded.count):

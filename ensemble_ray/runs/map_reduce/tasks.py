@@ -14,6 +14,7 @@ from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochErr
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.errors.travel import is_refusal
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.redaction import clean_error
 from ensemble_ray.execute.scope import describe_exhaustion
 from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.facts.runs import ExitRecorded, ItemOutputRecorded, ItemsRecorded
@@ -197,6 +198,8 @@ class MapReduceTasks:
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
         """Fail a map whose line is invalid (S-MR-125) or whose factory raised (S-MR-154)."""
+        if (redaction := self._journal.redaction) is not None:
+            about, error = redaction.clean(about), clean_error(redaction, error)
         self._failures.add(
             MapReduceFailure(key=map_key(number), level=0, at=now, task_description=about, agent_role="", error=error)
         )
@@ -210,7 +213,7 @@ class MapReduceTasks:
         if self._store.has(level, number):
             output = self._store.output(level, number)
             if not level:
-                self._results.write_output(number, self._items.index(number), self._items.item(number), output)
+                self._results.write_output(number, self._items.index(number), self._items.shown(number), output)
                 self._settled += 1
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             left = record.exit_reason(level, number)
@@ -320,7 +323,7 @@ class MapReduceTasks:
             return (Cancelled(at=result.at, instance=result.instance),)
         prepared = self._in_flight.pop(result.instance)
         level, number, error = prepared.level, prepared.number, result.error
-        store, item = self._store, None if level else self._items.item(number)
+        store, item = self._store, None if level else self._items.shown(number)
         has_left = result.status == "exited"  # has an output if a gate after it ended the run (S-REV-32)
         if result.output is not None and (has_left or result.status == "completed"):
             output = store.keep(level, number, result.output, prepared.unit_type, item=item, packed=result.packed)

@@ -190,6 +190,7 @@ RECORDED: list[tuple[str, Mapping[str, object]]] = [
         {"short_term": json.dumps([["Writer", "Write", f"é {number}"] for number in range(16)], ensure_ascii=False)},
     ),
     ("memory_stored", {"scopes": ["notes"], "taken_by": ["short_term"]}),
+    ("redacted", {"token": "t"}),
     ("reflection_recalled", {"key": "k", "reflection": REFLECTION}),
     ("reflection_recalled", {"key": "k"}),
     (

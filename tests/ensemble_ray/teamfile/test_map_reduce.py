@@ -178,5 +178,5 @@ def test_the_keys_are_those_of_the_class() -> None:
     sides = {"map": "map_task", "reduce": "reduce_task", "direct": "direct_task"}
     assert {sides.get(name, name) for name in MapReduceKeys.model_fields} == fields - rules - agents
     assert set(MapTeamKeys.model_fields) >= set(EVENT_TYPES) | {"llm", "inputs", "retry", "max_tokens", "max_cost"}
-    assert set(MapTeamKeys.model_fields) - {"agents", "map_reduce"} <= rules
+    assert set(MapTeamKeys.model_fields) - {"agents", "map_reduce", "redaction"} <= rules  # `redaction` is `redactor`
     assert set(ItemTaskKeys.model_fields) <= set(Task.model_fields) - {"context", "name"}

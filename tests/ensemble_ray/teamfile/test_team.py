@@ -313,7 +313,7 @@ NOT_IN_FILES = {"history", "additional_context", "revision_feedback", "prior_att
     [
         (AgentKeys, Agent, set[str]()),
         (TaskKeys, Task, {"name", *NOT_IN_FILES}),
-        (TeamKeys, EnsembleDefinition, set[str]()),
+        (TeamKeys, EnsembleDefinition, {"redactor"}),
         (LoopKeys, Loop, {"name"}),
         (PhaseKeys, Phase, {"name"}),
         (GraphKeys, Graph, set[str]()),
@@ -323,4 +323,6 @@ NOT_IN_FILES = {"history", "additional_context", "revision_feedback", "prior_att
 def test_keys_are_the_fields_of_the_classes(section: type[FileSection], kind: type[Task], beside: set[str]) -> None:
     """The same names in YAML and in Python: a new field gets its key, a key has its field."""
     fields = {info.alias or name for name, info in kind.model_fields.items()}
-    assert set(section.model_fields) - {"map_reduce", "a2a", "evaluation"} == fields - beside
+    assert (
+        set(section.model_fields) - {"map_reduce", "a2a", "evaluation", "redaction"} == fields - beside
+    )  # `redaction`: `redactor`
