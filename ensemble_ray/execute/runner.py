@@ -115,14 +115,7 @@ class TaskRunner:
             reviewed = await review_output(scope, output) if has_gates else ReviewedOutput(output)
             if order.task.reflection_config is not None and not order.is_reflected_later:
                 await reflect(scope, reviewed.output, self._agent_of(order), is_stopped=is_stopped)
-            if order.task.reuse is not None:
-                await offer_answers(scope)
-            if redaction is not None:
-                reviewed = replace(reviewed, output=redaction.clean_data(reviewed.output))
-            exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
-            until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
-            await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
-            return self._completed(scope, reviewed)
+            return await self._complete(scope, reviewed)
         except BaseException as error:  # noqa: BLE001  each error is a result
             return await self._end(scope, error, is_stopped)
         finally:
@@ -135,6 +128,16 @@ class TaskRunner:
         await self.current_run.open_deps()
         with use_run(self.current_run), use_services(self.ports.services):
             return await function()
+
+    async def _complete(self, scope: TaskScope, reviewed: ReviewedOutput) -> TaskResult:
+        if scope.order.task.reuse is not None:
+            await offer_answers(scope)
+        if (redaction := self.context.redaction) is not None:
+            reviewed = replace(reviewed, output=redaction.clean_data(reviewed.output))
+        exits = () if reviewed.exit_reason is None else (ExitRecorded(reason=reviewed.exit_reason),)
+        until = Persistence.COMMITTED if scope.effects.has_effect else self.ports.report_after
+        await scope.note_end(OutputRecorded(output=reviewed.output), *exits, until=until)
+        return self._completed(scope, reviewed)
 
     async def _end(self, scope: TaskScope, error: BaseException, is_stopped: Callable[[], bool]) -> TaskResult:
         match error:
