@@ -80,6 +80,7 @@ class Asking(Struct, frozen=True, kw_only=True):
             self.service,
             NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=traceparent_of(self.request)),
             idempotency_key=self.idempotency_key,
+            account=self.caller.account,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
         )
 

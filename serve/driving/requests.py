@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.quotas import Allowance, Quantity, show_amount
 from ensemble_ray.definition.validation import find_unpriced
 from ensemble_ray.plan.planner import TaskDependencyGraph, check_foreign_values
 from ensemble_ray.process.concurrency import SystemClock
@@ -225,6 +228,7 @@ class EndpointLimits(BaseModel):
         max_cost: Cost of one run; None: the team's limit.
         items_directory: Directory of items files that requests may name.
         kept_runs: Ended runs in lists. Older runs only have their records.
+        quota_zone: Time zone of the days of quotas, such as `Europe/Berlin`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -236,6 +240,16 @@ class EndpointLimits(BaseModel):
     max_cost: float | None = Field(default=None, gt=0)
     items_directory: Path | None = None
     kept_runs: int = Field(default=10_000, gt=0)
+    quota_zone: str = "UTC"
+
+    @field_validator("quota_zone")
+    @classmethod
+    def _check_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"quota_zone: unknown time zone '{name}'. Say one such as UTC or Europe/Berlin") from None
+        return name
 
 
 def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> RunOptions:
@@ -249,6 +263,18 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
         cost = None
     parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
     return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None)
+
+
+def lowered(options: RunOptions, allowance: Allowance) -> RunOptions:
+    """Return options with the limits of a key's quotas, if these are lower."""
+    changes: dict[str, object] = {}
+    if allowance.tokens is not None and allowance.tokens < (options.max_tokens or math.inf):
+        changes["max_tokens"] = allowance.tokens
+    if allowance.cost is not None:
+        cost = float(show_amount(Quantity.COST, allowance.cost))
+        if cost < (options.max_cost or math.inf):
+            changes["max_cost"] = cost
+    return options.replace(**changes) if changes else options
 
 
 def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:

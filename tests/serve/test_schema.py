@@ -71,7 +71,7 @@ OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
     *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
     *("GET /capabilities", "POST /tools/{name}/invoke"),
-    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
+    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics", "GET /quota"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}"),
     *("GET /.well-known/agent-card.json", "GET /a2a/{ensemble}/.well-known/agent-card.json", "POST /a2a/{ensemble}"),

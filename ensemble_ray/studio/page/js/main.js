@@ -18,13 +18,14 @@ import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
 import { trendsView } from "./views/trends.js";
+import { usageView } from "./views/usage.js";
 
 /** @typedef {import("./types.js").App} App */
 /** @typedef {import("./types.js").Route} Route */
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, usage: usageView };
 /** How often the number of open reviews is asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -46,6 +47,7 @@ function frame(app) {
     h("a", { href: "#/reviews", "data-view": "reviews" }, icon("inbox", "nav-icon"), h("span", {}, "Reviews"), waiting),
     h("a", { href: "#/trends", "data-view": "trends" }, icon("trend", "nav-icon"), h("span", {}, "Trends")),
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
+    app.info.has_quotas ? h("a", { href: "#/usage", "data-view": "usage" }, icon("trend", "nav-icon"), h("span", {}, "Usage")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
   ];
   fill(nav, links);

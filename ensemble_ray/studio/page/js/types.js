@@ -5,7 +5,9 @@
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null, roles?: string[]|null, has_quotas?: boolean}} StudioInfo */
+/** @typedef {{quantity: string, limit: string, used: string, reserved: string, used_share: number, reserved_share: number}} QuotaBar */
+/** @typedef {{key: string, quotas: QuotaBar[], resets_at: number|null}} Usage */
 
 /**
  * @typedef {object} RunRow
@@ -63,6 +65,7 @@
  * @property {string|null} comment
  * @property {boolean} timed_out
  * @property {string|null} decided_by
+ * @property {string|null} [decided_role]
  * @property {number|null} decided_at
  * @property {boolean} decidable
  */
@@ -250,6 +253,7 @@
  * @property {(run: string, format: string) => Promise<Blob>} exported
  * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
  * @property {(days: number, ensemble: string) => Promise<Trends>} trends
+ * @property {() => Promise<Usage>} usage
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

@@ -81,6 +81,7 @@ export function fileSource(file) {
     compare: refuse,
     series: async () => ({ first: 1, runs: [run] }),
     trends: refuse,
+    usage: refuse,
     files: refuse,
     file: refuse,
     exported: async () => new Blob([JSON.stringify(file, null, 2)], { type: "application/json" }),

@@ -139,6 +139,7 @@ export function httpSource() {
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),
     series: (run) => get(`runs/${quote(run)}/series`),
     trends: (days, ensemble) => get(`trends?days=${days}&offset=${-new Date().getTimezoneOffset()}&ensemble=${quote(ensemble)}`),
+    usage: () => get("quota"),
     files: () => get("files"),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),
