@@ -61,7 +61,7 @@ def schema(place: Path, key: dict[str, str]) -> Iterator[Any]:
 
     team = served_team("team", pair(ScriptedModel(otherwise="fine")))
     runs = DrivenRuns({"team": team}, InlineRuntime(home=place), Ledger(None))
-    api = build_api(_Kept(runs), callers=CallerCache(KeyFile(place)))
+    api = build_api(_Kept(runs), callers=CallerCache(KeyFile(place), find_standing=runs.standing))
     api.state.service = runs
     yield schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
     run_blocking(runs.close())
