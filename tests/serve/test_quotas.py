@@ -453,3 +453,43 @@ async def test_a_refused_run_is_a_refusal_with_its_delay(opened: Callable[[], Ru
         assert refused.value.code == "QUOTA_EXCEEDED"
         assert refused.value.retry_after_s
         assert (await runs.wait("a", 60)).status == "completed"
+
+
+async def test_a_run_that_ended_without_its_charge_is_charged_at_the_next_start(
+    opened: Callable[[], RunLedger],
+) -> None:
+    """S-QUO-21: as an earlier release ends runs; what its record names counts, and nothing stays reserved."""
+    async with driving(opened()) as runs:
+        await runs.start(NewRun.model_validate({"inputs": INPUTS, "run_id": "a"}), account=ANN)
+        assert (await runs.wait("a", 60)).status == "completed"
+    ledger = opened()
+    ((name, text),) = ledger.documents(USAGE).items()
+    open_charge = {"key": "ann", "day": name.partition("/")[2], "tokens": 5000, "cost": None}
+    ledger.put(
+        Document(kind=USAGE, name=name, text=text.replace('"tokens":10', '"tokens":0')),
+        Document(kind=CHARGE, name="a", text=json.dumps(open_charge)),
+        Document(kind=CHARGE, name="never", text=json.dumps(open_charge)),
+    )
+    async with driving(ledger) as runs:
+        standing = runs.standing(ANN)
+        assert (standing.used.tokens, standing.reserved.tokens) == (10, 0)
+    assert ledger.documents(CHARGE) == {}
+
+
+async def test_a_run_of_a_team_that_is_served_no_more_is_charged(
+    opened: Callable[[], RunLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-QUO-20, S-QUO-21: its end is found in its record."""
+    monkeypatch.setattr(driven_runs, "_STORING_S", 0.0)
+    monkeypatch.setattr(run_driver, "_PAUSES_S", (60.0,))
+    ledger = DyingLedger(opened(), "before")
+    async with driving(ledger) as runs:
+        await runs.start(NewRun.model_validate({"inputs": INPUTS, "run_id": "a"}), account=ANN)
+        await ledger.died.wait()
+    again = opened()
+    async with InlineRuntime() as entered:
+        runs = DrivenRuns({}, entered, again)
+        assert await runs.recover() == 0
+        standing = runs.standing(ANN)
+        assert (standing.used.runs, standing.used.tokens, standing.reserved.tokens) == (1, 10, 0)
+    assert again.documents(CHARGE) == {}
