@@ -41,7 +41,7 @@ from tests.template import run_forked
 
 _PRINTED = "__printed__"
 #: Tools that the model of the pages uses, and with what.
-_USED = {"word_count": '{"text": "The moon pulls the sea."}', "order": '{"item": "tea"}'}
+_USED = {"word_count": '{"text": "The moon pulls the sea."}', "order": '{"item": "tea"}', "look_up": '{"name": "tea"}'}
 #: A command that ends its process.
 _DYING = "ensemble-ray run shop:team "
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

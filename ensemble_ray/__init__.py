@@ -38,6 +38,16 @@ _EXPORTS = {
         TryAgain UnknownOutcomeError ValidationError EnsembleError GraphNoEdgeMatchedError MaxGraphStepsExceededError
         MaxLoopIterationsExceededError UnreadableAttachmentError
     """,
+    "ensemble_ray.evaluation.cases": "Case",
+    "ensemble_ray.evaluation.evaluation": "Evaluation",
+    "ensemble_ray.evaluation.judging": "Judge",
+    "ensemble_ray.evaluation.results": """
+        CaseResult CaseRun ChangedCase EvaluationComparison EvaluationResult RunScore ScoreComparison ScoreSummary UsageSummary
+    """,
+    "ensemble_ray.evaluation.running": "CaseProgress",
+    "ensemble_ray.evaluation.scorers": """
+        Contains ExactMatch FunctionScorer JsonFields NumericMatch RegexMatch Score Scorer Similarity
+    """,
     "ensemble_ray.events.delivery": "EventStream EnsembleListener",
     "ensemble_ray.events": """
         BatchProgressEvent DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
@@ -86,6 +96,7 @@ _EXPORTS = {
     "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
     "ensemble_ray.values.prices": "ModelPrice",
     "ensemble_ray.values.task_output": "TaskOutput GraphRoutingContext LoopIterationContext GraphStep",
+    "ensemble_ray.process.run_context": "CurrentRun current_run_context provide",
     "ensemble_ray.plan.planner": "AgentSynthesizer resolve_template SynthesisContext TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.prompts.task": "build_system_prompt build_user_prompt DefaultManagerPromptStrategy",

@@ -66,6 +66,28 @@ from ensemble_ray.errors import TryAgain as TryAgain
 from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
 from ensemble_ray.errors import UnreadableAttachmentError as UnreadableAttachmentError
 from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.evaluation.cases import Case as Case
+from ensemble_ray.evaluation.evaluation import Evaluation as Evaluation
+from ensemble_ray.evaluation.judging import Judge as Judge
+from ensemble_ray.evaluation.results import CaseResult as CaseResult
+from ensemble_ray.evaluation.results import CaseRun as CaseRun
+from ensemble_ray.evaluation.results import ChangedCase as ChangedCase
+from ensemble_ray.evaluation.results import EvaluationComparison as EvaluationComparison
+from ensemble_ray.evaluation.results import EvaluationResult as EvaluationResult
+from ensemble_ray.evaluation.results import RunScore as RunScore
+from ensemble_ray.evaluation.results import ScoreComparison as ScoreComparison
+from ensemble_ray.evaluation.results import ScoreSummary as ScoreSummary
+from ensemble_ray.evaluation.results import UsageSummary as UsageSummary
+from ensemble_ray.evaluation.running import CaseProgress as CaseProgress
+from ensemble_ray.evaluation.scorers import Contains as Contains
+from ensemble_ray.evaluation.scorers import ExactMatch as ExactMatch
+from ensemble_ray.evaluation.scorers import FunctionScorer as FunctionScorer
+from ensemble_ray.evaluation.scorers import JsonFields as JsonFields
+from ensemble_ray.evaluation.scorers import NumericMatch as NumericMatch
+from ensemble_ray.evaluation.scorers import RegexMatch as RegexMatch
+from ensemble_ray.evaluation.scorers import Score as Score
+from ensemble_ray.evaluation.scorers import Scorer as Scorer
+from ensemble_ray.evaluation.scorers import Similarity as Similarity
 from ensemble_ray.events import BatchProgressEvent as BatchProgressEvent
 from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
 from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
@@ -145,6 +167,9 @@ from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
 from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
 from ensemble_ray.ports import ToolMetrics as ToolMetrics
 from ensemble_ray.process.context import LogContextFilter as LogContextFilter
+from ensemble_ray.process.run_context import CurrentRun as CurrentRun
+from ensemble_ray.process.run_context import current_run_context as current_run_context
+from ensemble_ray.process.run_context import provide as provide
 from ensemble_ray.prompts.output_format import describe_schema as describe_schema
 from ensemble_ray.prompts.task import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_system_prompt as build_system_prompt
@@ -294,14 +319,21 @@ __all__ = [
     "CalculatorTool",
     "CaptureMode",
     "CapturedMessage",
+    "Case",
+    "CaseProgress",
+    "CaseResult",
+    "CaseRun",
+    "ChangedCase",
     "ChatMessage",
     "ChatModel",
     "ChatResponse",
     "CircuitOpenError",
     "ConstraintViolationError",
+    "Contains",
     "CostConfiguration",
     "CostEstimate",
     "CsvFile",
+    "CurrentRun",
     "CustomSchemaAgentTool",
     "CustomToolMetrics",
     "DagAgentNode",
@@ -344,9 +376,13 @@ __all__ = [
     "EntityMemory",
     "EntityMemoryTool",
     "ErrorTrace",
+    "Evaluation",
+    "EvaluationComparison",
+    "EvaluationResult",
     "Event",
     "EventStream",
     "EvictionPolicy",
+    "ExactMatch",
     "ExecutionMetrics",
     "ExecutionTrace",
     "ExecutionTraceExporter",
@@ -359,6 +395,7 @@ __all__ = [
     "FileReadTool",
     "FileWriteTool",
     "Files",
+    "FunctionScorer",
     "Graph",
     "GraphEdge",
     "GraphFork",
@@ -385,9 +422,11 @@ __all__ = [
     "InlineRuntime",
     "ItemResult",
     "ItemStream",
+    "JsonFields",
     "JsonParserTool",
     "JsonSchema",
     "JsonTraceExporter",
+    "Judge",
     "LlmInteraction",
     "LlmIterationCompletedEvent",
     "LlmIterationStartedEvent",
@@ -422,6 +461,7 @@ __all__ = [
     "ModelPrice",
     "NoOpToolMetrics",
     "Node",
+    "NumericMatch",
     "OnTimeoutAction",
     "OnUnknown",
     "OpenAIChatModel",
@@ -456,6 +496,7 @@ __all__ = [
     "ReflectionConfig",
     "ReflectionInput",
     "ReflectionStore",
+    "RegexMatch",
     "RemoteAgent",
     "RetryPolicy",
     "Review",
@@ -472,9 +513,15 @@ __all__ = [
     "Run",
     "RunExistsError",
     "RunOptions",
+    "RunScore",
     "RunState",
     "RunsTask",
     "Runtime",
+    "Score",
+    "ScoreComparison",
+    "ScoreSummary",
+    "Scorer",
+    "Similarity",
     "SqliteMemory",
     "SqliteReflectionStore",
     "StaleEpochError",
@@ -517,6 +564,7 @@ __all__ = [
     "UnknownOutcomeError",
     "UnreadableAttachmentError",
     "Until",
+    "UsageSummary",
     "ValidationError",
     "WebDashboard",
     "WebReviewHandler",
@@ -532,6 +580,7 @@ __all__ = [
     "aresume",
     "build_system_prompt",
     "build_user_prompt",
+    "current_run_context",
     "current_tool_context",
     "decide",
     "describe_schema",
@@ -539,6 +588,7 @@ __all__ = [
     "fork",
     "parse_output",
     "pending_reviews",
+    "provide",
     "resolve_template",
     "resume",
     "run",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
+from ensemble_ray.errors import DriverGoneError, IllegalStateError
 from ensemble_ray.events import Event
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.context import ScopedVariable
@@ -405,6 +406,20 @@ SERVICES: ContextVar[Services] = ContextVar("ensemble_ray_services")
 def services() -> Services | None:
     """Return the current services; None outside a run."""
     return SERVICES.get(None)
+
+
+async def ask_driver(name: str, payload: Mapping[str, object]) -> object:
+    """Ask the process that has the run's deps; errors as `DriverServices.ask`, which then interrupt the run (S-CTX-52)."""
+    here = services()
+    if here is None or here.driver is None:
+        raise IllegalStateError(
+            "The deps of the run are in the process that started it, which cannot be reached from here"
+        )
+    try:
+        return await here.driver.ask(name, payload)
+    except DriverGoneError as gone:
+        gone.is_deps_lost = True
+        raise
 
 
 def use_services(chosen: Services) -> AbstractContextManager[None]:

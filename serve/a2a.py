@@ -436,7 +436,7 @@ class TeamHandler(RequestHandler):
         asked = NewRun(ensemble=self._info.name, inputs=inputs, tags=tags, traceparent=self._traceparent)
         digest = hashlib.sha256(f"{self._info.name}\n{message.message_id}".encode()).hexdigest()
         key = self._caller.own_key(f"a2a:{digest}") if message.message_id else None
-        taken = await self._service.start(asked, idempotency_key=key, account=self._caller.account)
+        taken = await self._service.start(self._caller.sign(asked), idempotency_key=key, account=self._caller.account)
         return await self._service.get(taken.run_id)
 
     async def _decide(self, message: types.Message) -> RunDetail:

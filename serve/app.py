@@ -42,7 +42,9 @@ from ensemble_ray.serve.catalog import (
 )
 from ensemble_ray.serve.driving.driver import RemoteRuns, driver_name
 from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
+from ensemble_ray.serve.driving.webhooks import check_secrets, check_team_webhooks, parse_webhooks
 from ensemble_ray.serve.middleware import body_limit
+from ensemble_ray.serve.schemas import NewWebhook
 
 #: Requests wait for runs, so this is far above Serve's default of 5.
 _MAX_ONGOING = 1000
@@ -73,6 +75,9 @@ class EndpointOptions(BaseModel):
         public_url: Base URL in A2A cards, such as `https://teams.example.org`; None: that of the request.
         studio: Whether to serve Studio at `/studio`.
         replicas: Processes that answer requests.
+        webhooks: Receivers of the events of all runs of a team, by its name, or `*` for all teams: a URL, or `url` and `events`; as
+            text `TEAM=URL`. `ENSEMBLE_RAY_WEBHOOK_SECRET` of the cluster's head signs them.
+        webhook_hosts: Hosts that webhooks may reach although they are not public, also over http; `*` for any.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -91,6 +96,8 @@ class EndpointOptions(BaseModel):
     studio: bool = True
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
+    webhooks: dict[str, NewWebhook] = Field(default_factory=dict[str, NewWebhook])
+    webhook_hosts: _Names = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -119,6 +126,11 @@ class EndpointOptions(BaseModel):
     def _parse(cls, value: object) -> object:
         return parse_datasets(value) if isinstance(value, str) else value
 
+    @field_validator("webhooks", mode="before")
+    @classmethod
+    def _parse_webhooks(cls, value: object) -> object:
+        return parse_webhooks(value)
+
     def key_policy(self) -> KeyPolicy:
         """Return which requests need a key, or raise a `ValidationError` if origins are allowed without any (S-SRV-152)."""
         if self.allowed_origins and self.keys is KeyPolicy.NONE:
@@ -134,7 +146,8 @@ def app(options: EndpointOptions) -> Application:
     """Return the Serve application, or raise a `ValidationError` if a team, tool, model or Dataset cannot be loaded."""
     policy = options.key_policy()
     names = team_names(options.ensembles)
-    load_teams(names, needs_keys=False)
+    teams = load_teams(names, needs_keys=False)
+    check_team_webhooks(options.webhooks, options.webhook_hosts, teams)
     load_catalog(options.tools)
     load_models(options.models, needs_keys=False)
     load_datasets(options.datasets)
@@ -149,6 +162,8 @@ def app(options: EndpointOptions) -> Application:
         models=options.models,
         namespace=options.chosen_namespace(),
         datasets=options.datasets,
+        webhooks=options.webhooks,
+        webhook_hosts=options.webhook_hosts,
     )
 
     def api() -> FastAPI:
@@ -232,12 +247,14 @@ def serve_until_interrupted(
         found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
         raise ValidationError("; ".join(f"{where}: {text}" for where, text in found)) from None
     policy, namespace = checked.key_policy(), checked.chosen_namespace()
+    check_team_webhooks(checked.webhooks, checked.webhook_hosts, teams)
     load_catalog(checked.tools)
     models = load_models(checked.models)
     cluster = os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
     if cluster == LOCAL:
         check_keys_of(models.items())
         check_keys(place, policy, open_keys())
+        check_secrets(checked.webhooks)
     place = place.check()
     os.environ.setdefault(_PROXY_VARIABLE, _PROXY_LIMIT)
     join_or_start(cluster, {})

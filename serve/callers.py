@@ -19,7 +19,7 @@ from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.ports import Clock
 from ensemble_ray.process.concurrency import SystemClock, threads
 from ensemble_ray.process.context import bounded_logger
-from ensemble_ray.serve.schemas import Failure, FinishedTask, Refusal
+from ensemble_ray.serve.schemas import Failure, FinishedTask, NewRun, Refusal
 
 _log = bounded_logger(__name__)
 _NONE_MADE = (
@@ -51,6 +51,14 @@ class Caller(Struct, frozen=True, kw_only=True):
     def check(self, right: Right) -> None:
         if right not in self.rights:
             raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", f"This key lacks the right '{right}'")
+
+    def sign(self, asked: NewRun) -> NewRun:
+        """Return the request with its user: this caller, or the one that an admin names (S-CTX-71)."""
+        if asked.user is None:
+            return asked.model_copy(update={"user": self.name}) if self.name else asked
+        if asked.user != self.name and Right.ADMIN not in self.rights:
+            raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", "Only a key with the right 'admin' may set 'user'")
+        return asked
 
     def own_key(self, key: str | None) -> str | None:
         """Return an idempotency key that differs between callers."""

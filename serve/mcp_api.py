@@ -103,7 +103,7 @@ class McpTeam:
             )
             run = await BlockingRun.begin(
                 self._service,
-                asked,
+                self._caller.sign(asked),
                 idempotency_key=self._caller.own_key(self._key),
                 account=self._caller.account,
                 ends_with_client=self._ends_with_client,

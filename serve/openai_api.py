@@ -25,7 +25,18 @@ from ensemble_ray.serve.callers import Caller, describe_refusal
 from ensemble_ray.serve.catalog import HISTORY_INPUT
 from ensemble_ray.serve.middleware import CallerDependency, answer, json_text, problems_of, traceparent_of
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.schemas import EnsembleInfo, Failure, Metrics, NewRun, Refusal, RunDetail, RunStatus, Text, Wire
+from ensemble_ray.serve.schemas import (
+    EnsembleInfo,
+    Failure,
+    Metrics,
+    NewRun,
+    Refusal,
+    RunDetail,
+    RunPriority,
+    RunStatus,
+    Text,
+    Wire,
+)
 from ensemble_ray.serve.visible_runs import ServiceDependency, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.http_server import EventAnswer
 from ensemble_ray.text.foreign_text import whole_data, whole_text
@@ -54,6 +65,7 @@ _WHY = {
     "tools": "a team has its own tools",
     "functions": "a team has its own tools",
 }
+_TIERS = {"priority": RunPriority.HIGH, "flex": RunPriority.LOW}
 #: Characters of a piece of an answer that is not streamed.
 _PIECE = 200
 
@@ -75,10 +87,18 @@ class Asking(Struct, frozen=True, kw_only=True):
         caller.check(Right.RUN)
         return cls(request=request, service=service, caller=caller, idempotency_key=caller.own_key(idempotency_key))
 
-    async def begin(self, info: EnsembleInfo, inputs: Mapping[str, JsonValue], tags: Mapping[str, str]) -> BlockingRun:
+    async def begin(
+        self,
+        info: EnsembleInfo,
+        inputs: Mapping[str, JsonValue],
+        tags: Mapping[str, str],
+        priority: RunPriority | None,
+    ) -> BlockingRun:
+        span = traceparent_of(self.request)
+        asked = NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=span, priority=priority)
         return await BlockingRun.begin(
             self.service,
-            NewRun(ensemble=info.name, inputs=dict(inputs), tags=dict(tags), traceparent=traceparent_of(self.request)),
+            self.caller.sign(asked),
             idempotency_key=self.idempotency_key,
             account=self.caller.account,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
@@ -195,6 +215,7 @@ class ChatBody(_Body):
         model: Name of the team.
         messages: The conversation. The user's last message is the team's input.
         metadata: Tags of the run.
+        service_tier: `priority` and `flex` are a high and a low priority in the team's queue.
     """
 
     model: _Name
@@ -202,6 +223,7 @@ class ChatBody(_Body):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     metadata: schemas.RunTags | None = None
+    service_tier: JsonValue = None
     n: JsonValue = None
     response_format: JsonValue = None
     modalities: JsonValue = None
@@ -232,6 +254,7 @@ class ResponseBody(_Body):
         input: One message, or a conversation whose last message of the user is the team's input.
         instructions: A message before the conversation.
         metadata: Tags of the run.
+        service_tier: `priority` and `flex` are a high and a low priority in the team's queue.
     """
 
     model: _Name
@@ -239,6 +262,7 @@ class ResponseBody(_Body):
     instructions: Text | None = None
     stream: StrictBool | None = None
     metadata: schemas.RunTags | None = None
+    service_tier: JsonValue = None
     text: JsonValue = None
     tools: JsonValue = None
     top_logprobs: JsonValue = None
@@ -252,6 +276,10 @@ class ResponseBody(_Body):
             raise wrong_parameter("text", "text: must be an object", code="INVALID_REQUEST")
         _check_format(None if self.text is None else self.text.get("format"), "text.format")
         _check_unset(self, _RESPONSE)
+
+
+def priority_of(service_tier: JsonValue) -> RunPriority | None:
+    return _TIERS.get(service_tier) if isinstance(service_tier, str) else None
 
 
 def _check_format(value: JsonValue, name: str) -> None:
@@ -565,7 +593,7 @@ async def post_chat(body: ChatBody, asking: AskingDependency) -> Response:
     body.check()
     info = await visible_team(asking.service, asking.caller, body.model, kind="model")
     inputs = inputs_of(body.messages, info, place="messages")
-    run = await asking.begin(info, inputs, body.metadata or {})
+    run = await asking.begin(info, inputs, body.metadata or {}, priority_of(body.service_tier))
     created = int(SystemClock().now())
     if body.stream:
         has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -808,7 +836,7 @@ async def post_response(body: ResponseBody, asking: AskingDependency) -> Respons
     info = await visible_team(asking.service, asking.caller, body.model, kind="model")
     said = [MessageBody(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     inputs = inputs_of(said, info, place="input", instructions=body.instructions)
-    run = await asking.begin(info, inputs, body.metadata or {})
+    run = await asking.begin(info, inputs, body.metadata or {}, priority_of(body.service_tier))
     response = ResponseObject(
         id=run.run_id,
         created_at=int(SystemClock().now()),

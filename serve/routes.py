@@ -70,9 +70,11 @@ async def post_run(
     caller.check(Right.RUN)
     if asked.task_overrides is not None or asked.tasks is not None:
         caller.check(Right.ADMIN)  # a changed task can use any tool of the endpoint
+    if asked.webhook is not None:
+        caller.check(Right.READ)  # it receives what this right shows
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     span = traceparent_of(request, asked.traceparent)
-    named = asked.model_copy(update={"ensemble": ensemble, "traceparent": span})
+    named = caller.sign(asked.model_copy(update={"ensemble": ensemble, "traceparent": span}))
     taken = await service.start(named, idempotency_key=caller.own_key(idempotency_key), account=caller.account)
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)
@@ -83,7 +85,9 @@ async def post_run(
         headers["preference-applied"] = f"wait={seconds:.0f}"
     found = await service.wait(taken.run_id, seconds)
     if not found.status.is_final:
-        return answer(taken.model_copy(update={"status": found.status}), HTTPStatus.ACCEPTED, headers)
+        return answer(
+            taken.model_copy(update={"status": found.status, "queue": found.queue}), HTTPStatus.ACCEPTED, headers
+        )
     if found.error is not None:
         return failure_answer(found.error, headers)
     return answer(found, HTTPStatus.OK, headers)
@@ -127,6 +131,28 @@ async def post_cancel(run_id: str, service: ServiceDependency, caller: CallerDep
     caller.check(Right.RUN)
     await visible_run(service, caller, run_id)
     return answer(await service.cancel(run_id), HTTPStatus.ACCEPTED)
+
+
+@runs_router.get("/runs/{run_id}/deliveries", response_model=schemas.DeliveryList)
+async def get_deliveries(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the webhooks of a run with their attempts."""
+    caller.check(Right.READ)
+    await visible_run(service, caller, run_id)
+    return answer(schemas.DeliveryList(deliveries=list(await service.deliveries(run_id))))
+
+
+@runs_router.post(
+    "/runs/{run_id}/deliveries/{delivery_id}/redeliver",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=schemas.WebhookDelivery,
+)
+async def post_redelivery(
+    run_id: str, delivery_id: str, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Send a webhook again, with the same id and content."""
+    caller.check(Right.RUN)
+    await visible_run(service, caller, run_id)
+    return answer(await service.redeliver(run_id, delivery_id), HTTPStatus.ACCEPTED)
 
 
 control_router: APIRouter = APIRouter(tags=["runs"], responses=FAILURES)

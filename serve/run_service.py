@@ -13,7 +13,8 @@ from ensemble_ray.serve import schemas
 from ensemble_ray.serve.schemas import Metrics
 
 if TYPE_CHECKING:
-    from ensemble_ray.serve.driving.run_driver import Outcome, RunQueue
+    from ensemble_ray.serve.driving.queue import RunQueue
+    from ensemble_ray.serve.driving.run_driver import Outcome
 
 
 _COUNTED = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED", "RATE_LIMITED", "UNAUTHENTICATED"})
@@ -68,7 +69,13 @@ KEY_USAGE = Metric(
     description="Runs that keys started, and tokens and cost of those that ended",
     labels=("key", "quantity"),
 )
-METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED, KEY_USAGE)
+DELIVERIES = Metric(
+    name="ensemble_ray_webhook_attempts_total",
+    kind=MetricKind.COUNTER,
+    description="Attempts to deliver webhooks: delivered, retried (it failed, and another one follows), failed (it was the last)",
+    labels=("ensemble", "outcome"),
+)
+METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED, DELIVERIES, KEY_USAGE)
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -117,6 +124,10 @@ class RunTally:
     def refuse(self, code: str) -> None:
         if code in _COUNTED:
             self._add(REFUSED, (code,), 1)
+
+    def deliver(self, team: str, outcome: str) -> None:
+        """Record an attempt to deliver a webhook."""
+        self._add(DELIVERIES, (team, outcome), 1)
 
     def samples(self) -> Sequence[Sample]:
         return [
@@ -217,6 +228,14 @@ class RunService(Protocol):
 
     async def switch_model(self, run_id: str, model: schemas.NewModel, *, by: str = "") -> schemas.RunDetail:
         """Switch the model of the tasks that start from now on. `Refusal`: the run is not running."""
+        ...
+
+    async def deliveries(self, run_id: str) -> Sequence[schemas.WebhookDelivery]:
+        """Return the webhooks of a run, oldest first."""
+        ...
+
+    async def redeliver(self, run_id: str, delivery_id: str) -> schemas.WebhookDelivery:
+        """Send a webhook again, with its id and content. `Refusal`: the run has no such delivery."""
         ...
 
     async def reviews(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ReviewOfEnsemble]:

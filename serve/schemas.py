@@ -237,6 +237,7 @@ _LONGEST_COMMENT, _LONGEST_EDIT = 10_000, 4_000_000
 #: About 30 years, s.
 _LONGEST_TTL_S = 1e9
 _MOST_DIGITS = 28
+_LONGEST_URL, _MOST_EVENTS = 2048, 16
 
 
 def _in_utc(instant: datetime) -> datetime:
@@ -354,6 +355,37 @@ class ItemsDataset(Wire):
     dataset: _Name
 
 
+class WebhookEvent(StrEnum):
+    """An event of a run that a webhook delivers."""
+
+    #: in whatever way the run ended
+    RUN_ENDED = "run.ended"
+    #: a gate is open, at which the run waits for a person
+    REVIEW_REQUESTED = "review.requested"
+
+
+class NewWebhook(Wire):
+    """A receiver of events.
+
+    Attributes:
+        url: Receives signed POST requests in the form of Standard Webhooks. Its host must be public, and its scheme https.
+        events: Default: all.
+    """
+
+    url: Annotated[str, Field(min_length=1, max_length=_LONGEST_URL), BeforeValidator(whole_data)]
+    events: Annotated[list[WebhookEvent], Field(min_length=1, max_length=_MOST_EVENTS)] = Field(
+        default_factory=lambda: [*WebhookEvent]
+    )
+
+
+class RunPriority(StrEnum):
+    """Priority of a run in the queue of its team."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
 class NewRun(Wire):
     """Body of `POST /runs`.
 
@@ -367,6 +399,9 @@ class NewRun(Wire):
         task_overrides: Changes of the team's tasks, by name; needs the right `admin`.
         tasks: Tasks of this run, in place of the team's: names of its tasks, and new tasks; needs the right `admin`.
         traceparent: The client's span in W3C trace context format; same as the request header of that name.
+        priority: Order in the queue; null: `normal`. Runs that wait for long overtake runs of a higher priority.
+        webhook: Receiver of the end of this run and of its reviews.
+        user: For whom the run is; needs the right `admin`. Default: the name of the caller's key.
     """
 
     ensemble: _Name | None = None
@@ -378,6 +413,24 @@ class NewRun(Wire):
     task_overrides: TaskOverrides | None = None
     tasks: TaskSelection | None = None
     traceparent: Annotated[str, Field(max_length=256)] | None = None
+    priority: RunPriority | None = Field(default=None, exclude_if=is_none)
+    webhook: NewWebhook | None = Field(default=None, exclude_if=is_none)
+    user: Annotated[str, Expressible, Field(min_length=1, max_length=256)] | None = Field(
+        default=None, exclude_if=is_none
+    )
+
+
+class QueuePlace(Wire):
+    """The place of a run that waits for its turn.
+
+    Attributes:
+        position: 1: the next run of its team.
+        estimated_start_s: Seconds until its turn, by recent durations of the team's runs; null: unknown.
+    """
+
+    priority: RunPriority
+    position: int
+    estimated_start_s: float | None
 
 
 class AcceptedRun(Wire):
@@ -385,6 +438,7 @@ class AcceptedRun(Wire):
 
     Attributes:
         tasks: Number of tasks; null if the run creates its tasks.
+        queue: Left out unless the run waits for its turn.
     """
 
     run_id: str
@@ -392,10 +446,15 @@ class AcceptedRun(Wire):
     ensemble: str
     tasks: int | None
     workflow: str
+    queue: QueuePlace | None = Field(default=None, exclude_if=is_none)
 
 
 class RunSummary(Wire):
-    """A run in a list."""
+    """A run in a list.
+
+    Attributes:
+        queue: Left out unless the run waits for its turn.
+    """
 
     run_id: str
     status: RunStatus
@@ -403,6 +462,7 @@ class RunSummary(Wire):
     tags: dict[str, str]
     created_at: datetime
     ended_at: datetime | None
+    queue: QueuePlace | None = Field(default=None, exclude_if=is_none)
 
 
 class OpenReview(Wire):
@@ -436,6 +496,61 @@ class RunDetail(RunSummary):
     result: FinishedRun | None = None
     error: Failure | None = None
     reviews: list[OpenReview] = Field(default_factory=list[OpenReview])
+
+
+class DeliveryState(StrEnum):
+    """State of the delivery of a webhook."""
+
+    #: its next attempt is due at `next_attempt_at`
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    #: no attempt succeeded in 24 hours, or the receiver answered 410
+    FAILED = "failed"
+
+
+class WebhookAttempt(Wire):
+    """An attempt to deliver a webhook.
+
+    Attributes:
+        status: HTTP status of the answer; null: there was none.
+        error: Reason of the failure; null after a success.
+    """
+
+    at: datetime
+    duration_s: float
+    status: int | None
+    error: Text | None
+
+
+class WebhookDelivery(Wire):
+    """The delivery of one event to one receiver.
+
+    Attributes:
+        delivery_id: The `webhook-id` of all its attempts.
+        receiver: Scheme, host and port of the URL, whose other parts may be secret.
+        gate_id: The gate of `review.requested`; else null.
+        attempt_count: Number of attempts so far.
+        attempts: The last 10 attempts, oldest first.
+        next_attempt_at: Null unless the delivery is pending.
+        ended_at: Time of the delivery, or of the last failure; null while it is pending.
+    """
+
+    delivery_id: str
+    event: WebhookEvent
+    receiver: str
+    gate_id: str | None
+    state: DeliveryState
+    created_at: datetime
+    attempt_count: int
+    attempts: list[WebhookAttempt]
+    next_attempt_at: datetime | None
+    ended_at: datetime | None
+
+
+class DeliveryList(Wire):
+    """Answer to `GET /runs/{run_id}/deliveries`: oldest first."""
+
+    deliveries: list[WebhookDelivery]
 
 
 class RunFilter(Wire):

@@ -25,7 +25,7 @@ from ensemble_ray.studio.app import Studio, studio_app
 from ensemble_ray.studio.http_server import StudioRefusal, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.schemas import Decision, NewFork, ReviewSchema, RunPreview
+from ensemble_ray.studio.schemas import Decision, DeliverySchema, NewFork, ReviewSchema, RunPreview
 from ensemble_ray.values.metrics import ClusterDescription
 
 _LASTING_S = 2.0
@@ -47,8 +47,27 @@ def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
         actions=_EndpointActions(service, reader),
         offers=("cancel", "decide"),
         processes=RunProcesses(store, reader, _OwnCluster()),
+        deliveries=lambda run_id: _deliveries(service(), run_id),
     )
     return studio_app(studio)
+
+
+async def _deliveries(service: RunService, run_id: str) -> Sequence[DeliverySchema]:
+    try:
+        found = await service.deliveries(run_id)
+    except Refusal as refusal:
+        raise _as_studio(refusal) from refusal
+    return [
+        DeliverySchema(
+            event=each.event,
+            receiver=each.receiver,
+            state=each.state.value,
+            attempt_count=each.attempt_count,
+            error=each.attempts[-1].error if each.attempts else None,
+            next_attempt_at=None if each.next_attempt_at is None else round(each.next_attempt_at.timestamp() * 1000),
+        )
+        for each in found
+    ]
 
 
 class _CallerOfEndpoint(Struct, frozen=True):

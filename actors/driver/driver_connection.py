@@ -21,6 +21,7 @@ from ensemble_ray.definition.fields import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.events import Event
+from ensemble_ray.execute.callables import CALLABLE_SERVICE, answer_callable
 from ensemble_ray.execute.effects import UnknownEffect
 from ensemble_ray.execute.orders import EvaluationFailed
 from ensemble_ray.execute.review.gates import REVIEW_SERVICE, answer_review
@@ -28,9 +29,11 @@ from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.process.concurrency import USER_ERRORS, threads
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger, is_repeated, notify
+from ensemble_ray.process.run_context import CurrentRun, use_run
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.runs.unit_evaluations import LocalMemoryResets
-from ensemble_ray.tools.user_code import record_metric
+from ensemble_ray.tools.call import TOOL_SERVICE, answer_tool_call
+from ensemble_ray.tools.user_code import GuardedToolMetrics, record_metric
 
 #: How long a call waits for lines, s, and pauses before its retry, s.
 _WAIT_S = 10.0
@@ -74,6 +77,13 @@ class DriverConnection:
             self._listener.keep_last(lines)
 
     async def detach(self) -> None:
+        try:
+            await self._detach()
+        finally:
+            if self._polling is not None and (deps := self._run.context.deps) is not None:
+                await deps.close()
+
+    async def _detach(self) -> None:
         if self._listener is not None:
             await self._listener.detach(is_gone=self._heartbeat.is_gone)
         if self._polling is None:
@@ -139,6 +149,26 @@ class DriverConnection:
                 _log.warning("Run %s: an answer is lost with the event hub: %s", self._run_id, last_line(error))
 
 
+async def _open_run(run: RunRequest) -> CurrentRun:
+    """Return the run for user code in this process, with open deps."""
+    current_run = run.context.current_run()
+    await current_run.open_deps()
+    return current_run
+
+
+def _user_code(run: RunRequest) -> Mapping[str, DriverService]:
+    """Return the services that call user code which needs the deps of this process."""
+
+    async def call_tool(payload: Mapping[str, object]) -> object:
+        body, metrics = cast("bytes", payload["body"]), GuardedToolMetrics(run.tool_metrics)
+        return await answer_tool_call(body, await _open_run(run), metrics, run.events.emit)
+
+    async def call_callable(payload: Mapping[str, object]) -> object:
+        return await answer_callable(cast("bytes", payload["body"]), await _open_run(run))
+
+    return {TOOL_SERVICE: call_tool, CALLABLE_SERVICE: call_callable}
+
+
 def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
     async def count_tool_call(payload: Mapping[str, object]) -> object:
         arguments = cast("Sequence[object]", payload["arguments"])
@@ -161,7 +191,8 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
     async def review(payload: Mapping[str, object]) -> object:
         if run.reviewer is None:
             raise IllegalStateError(f"Run {run.run_id} has nobody to ask at its review gates")
-        return await answer_review(run.reviewer, payload)
+        with use_run(await _open_run(run)):
+            return await answer_review(run.reviewer, payload)
 
     async def use_memory(payload: Mapping[str, object]) -> object:
         memory = run.memory
@@ -178,6 +209,7 @@ def driver_services(run: RunRequest) -> Mapping[str, DriverService]:
         MEMORY_SERVICE: use_memory,
         REFLECTION_SERVICE: lambda payload: _call(run, run.reflections, "store of reflections", payload),
         "held_object": call_held_object,
+        **_user_code(run),
     }
 
 

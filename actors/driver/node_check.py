@@ -26,6 +26,7 @@ from ensemble_ray.actors.link.reach import last_line, living_nodes
 from ensemble_ray.actors.worker import node_report
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition
+from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.values.metrics import EndpointQuestion, NodeQuestion, NodeReport, NodesReport
@@ -76,6 +77,8 @@ def question_about(definition: object | None) -> NodeQuestion:
 
 
 def _sent_parts(definition: object | None) -> Iterator[tuple[str, object]]:
+    if isinstance(definition, RunRules) and definition.deps_place == "worker":
+        yield "deps", definition.deps
     if isinstance(definition, EnsembleDefinition):
         agents = (*(definition.agents or ()), *(task.agent for task in definition.all_tasks if task.agent is not None))
         for agent in dict.fromkeys(agents):

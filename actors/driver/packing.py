@@ -6,6 +6,7 @@ Shared parts are sent once under a name, which never refers to another object la
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dis
 import functools
 import hashlib
@@ -15,7 +16,7 @@ import itertools
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
 
@@ -57,6 +58,10 @@ _SILENTLY_WRONG = (
 )
 _MAX_DEPTH = 8
 _WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
+_DEPS_WAY_OUT = (
+    "Open the deps in each process, with deps=provide(open_deps), or keep them in this one, with deps_place='driver', or use "
+    "runtime='inline'"
+)
 _BUNDLE, _CALLABLES = "declared", "Handlers, guardrails, predicates and delegation policies"
 _NO_UNITS: Mapping[str, Loop | Phase | Graph] = {}
 
@@ -95,13 +100,16 @@ def list_payloads(submission: Submission) -> dict[str, bytes]:
     payloads = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
     payloads.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
     payloads.update((f"Model '{name}'", body) for name, body in submission.context.models.bodies.items())
+    if submission.context.deps is not None and submission.context.deps.body is not None:
+        payloads["The deps of the run"] = submission.context.deps.body
     if submission.callables is not None:
         payloads[_CALLABLES] = submission.callables.bundles[_BUNDLE]
     return payloads
 
 
 def pack_context(context: RunContext) -> RunContext:
-    return replace(context, models=context.models.pack(dump))
+    deps = None if context.deps is None else context.deps.pack(lambda value: dump(value, "deps", _DEPS_WAY_OUT))
+    return replace(context, models=context.models.pack(dump), deps=deps)
 
 
 def _has_callables(task: Task) -> bool:
@@ -288,12 +296,12 @@ def _task_body(task: Task, where: str) -> bytes:
     return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
 
 
-def dump(value: object, path: str) -> bytes:
+def dump(value: object, path: str, way_out: str = _WAY_OUT) -> bytes:
     try:
         return _dumps(value)
     except Exception as error:
         culprit, reason = _culprit(value, path, error)
-        raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {_WAY_OUT}") from error
+        raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {way_out}") from error
 
 
 class Dumped(NamedTuple):
@@ -387,10 +395,23 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for index, item in enumerate(cast("tuple[object, ...]", value)):
             yield f"[{index}]", item
     else:
-        for name, item in getattr(value, "__dict__", {}).items():
-            # A class's `__dict__` and `__weakref__` fail whenever the class does.
-            if not isinstance(item, types.GetSetDescriptorType):
-                yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
+        yield from _parts_of_object(value)
+
+
+def _parts_of_object(value: object) -> Iterator[tuple[str, object]]:
+    for name, item in getattr(value, "__dict__", {}).items():
+        # A class's `__dict__` and `__weakref__` fail whenever the class does.
+        if not isinstance(item, types.GetSetDescriptorType):
+            yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
+    for name in () if isinstance(value, type) else _slots_of(type(value)):
+        with contextlib.suppress(AttributeError):  # it has no value
+            yield name, getattr(value, name)
+
+
+def _slots_of(kind: type[object]) -> Iterator[str]:
+    for each in kind.__mro__:
+        slots: str | Iterable[str] = getattr(each, "__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:

@@ -419,5 +419,6 @@ def _asks_driver(request: RunRequest, *, has_doubles: bool) -> bool:
     """Whether tasks may send requests that only this process can answer, apart from reviews."""
     context, tools = request.context, sys.modules.get("ensemble_ray.memory.tools")
     has_held_objects = tools is not None and tools.has_held_objects()
-    has_stores = context.memory is not None or context.has_reflections or has_held_objects
+    has_deps_here = context.deps is not None and context.deps.place == "driver"
+    has_stores = context.memory is not None or context.has_reflections or has_held_objects or has_deps_here
     return context.on_unknown == OnUnknown.ASK or has_doubles or has_stores

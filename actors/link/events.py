@@ -20,7 +20,7 @@ from msgspec import Struct
 from ensemble_ray.actors.link.packing import cannot_leave, unpack_output
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, BatchSender, last_line, reach
 from ensemble_ray.actors.shared.journal import describe_this_process
-from ensemble_ray.errors import IllegalStateError, portable
+from ensemble_ray.errors import DriverGoneError, portable
 from ensemble_ray.events import (
     Event,
     GraphStateCompletedEvent,
@@ -219,7 +219,7 @@ class EventHub:
         """Send a request to the driver of a run and return its pickled answer."""
         run = self._run(run_id)
         if run.is_driver_gone:
-            raise IllegalStateError(f"Run {run_id}: its driver is gone and cannot answer '{name}'")
+            raise DriverGoneError(f"Run {run_id}: its driver is gone and cannot answer '{name}'")
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         run.waiting[number] = answer
@@ -340,7 +340,7 @@ class _HubRun(Struct):
 
 def _mark_driver_gone(run: _HubRun, run_id: str) -> None:
     run.is_driver_gone = True
-    gone = pickle.dumps(IllegalStateError(f"Run {run_id}: its driver is gone"))
+    gone = pickle.dumps(DriverGoneError(f"Run {run_id}: its driver is gone"))
     for waiting in run.waiting.values():
         if not waiting.done():
             waiting.set_result(gone)

@@ -94,7 +94,7 @@ def pack_failure(failure: TaskFailure) -> WireFailure:
         message=travelling.message,
         reason=failure.reason,
         newer_epoch=travelling.newer_epoch,
-        is_out_of_credit=failure.is_out_of_credit,
+        interrupts_run=failure.interrupts_run,
     )
 
 

@@ -141,7 +141,7 @@ class WireFailure(Struct, frozen=True, kw_only=True):
     message: str = ""
     reason: RecordedError = NO_REASON
     newer_epoch: int = 0
-    is_out_of_credit: bool = False
+    interrupts_run: bool = False
 
 
 #: How long a process stays after its last run: for a run of the same program, or longer for a run of any program.

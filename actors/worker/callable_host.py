@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from ensemble_ray.actors.link.packing import PackedQuestion, packed_evaluation, 
 from ensemble_ray.actors.link.reach import refuse
 from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables, WireOrder, WireResult
 from ensemble_ray.actors.worker.agent import AgentActor
-from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.errors.travel import ErrorChain
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import EvaluationFailed, FollowingQuestions, HistoryPart
@@ -28,6 +29,7 @@ from ensemble_ray.process.config import dumps
 from ensemble_ray.runs.unit_evaluations import LocalPredicates
 from ensemble_ray.schedule.instructions import UnitQuestion
 
+T = TypeVar("T")
 #: A report waits so long for verdicts, s. A round trip of 1 ms does not matter for a slower predicate.
 _WAIT_S = 0.01
 
@@ -68,7 +70,8 @@ class CallableHost(AgentActor):
         try:
             # An agent's process may call before the scheduler's message with the callables has arrived.
             held = await asyncio.shield(self._callables_in(run_id))
-            value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
+            loaded: object = pickle.loads(argument)  # noqa: S301  our own cluster's bytes
+            value = await self._call(run_id, partial(held.evaluate, path, loaded))
             return dumps((value, None))
         except USER_ERRORS as error:  # it is raised in the calling task; `sys.exit` in a guardrail ends no process
             return dumps((None, ErrorChain(error)))
@@ -81,7 +84,11 @@ class CallableHost(AgentActor):
             await asyncio.shield(self._callables_in(run_id))
         except USER_ERRORS as error:  # the callables cannot be loaded here
             return packed_evaluation(EvaluationFailed.of(error))
-        return await self._predicates[run_id].holds(question, sent_count=sent_count, new=new)
+        try:
+            holds = partial(self._predicates[run_id].holds, question, sent_count=sent_count, new=new)
+            return await self._call(run_id, holds)
+        except EnsembleError as error:  # the deps cannot be opened here
+            return packed_evaluation(EvaluationFailed.of(error))
 
     async def _perform(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> WireResult:
         """Return a report with the verdicts that follow the output (S-LOOP-189)."""
@@ -89,7 +96,14 @@ class CallableHost(AgentActor):
         held = self._predicates.get(run_id)  # None: the run was released meanwhile
         if order.asks is None or held is None or report.status != "completed" or report.output is None:
             return report
-        return replace(report, verdicts=await held.ask_after(order.asks, report.output))
+        return replace(
+            report, verdicts=await self._host.call(run_id, partial(held.ask_after, order.asks, report.output))
+        )
+
+    async def _call(self, run_id: str, function: Callable[[], Awaitable[T]]) -> T:
+        """Call user code with the run's context, which arrives with `bind`."""
+        await asyncio.shield(self._binding(run_id))
+        return await self._host.call(run_id, function)
 
     async def forget_history(self, run_id: str, unit: str) -> None:
         if run_id in self._predicates:

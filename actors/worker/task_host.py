@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import ray.exceptions
@@ -28,6 +28,8 @@ from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.runs.ports import GRACE_S
+
+T = TypeVar("T")
 
 _log = bounded_logger(__name__)
 _NO_TEMPLATES: Mapping[str, bytes] = {}
@@ -92,6 +94,7 @@ class TaskHost:
             await self._report(run_id, reports)
 
         self._runs[run_id] = _HostedRun(
+            runner=runner,
             executor=executor,
             journal=journal,
             flush=flush,
@@ -174,6 +177,13 @@ class TaskHost:
         await hosted.outbox.flush()
         return running
 
+    async def call(self, run_id: str, function: Callable[[], Awaitable[T]]) -> T:
+        """Call user code of a run outside its tasks, with the run's context."""
+        hosted = self._runs.get(run_id)
+        if hosted is None:
+            raise IllegalStateError(f"Run {run_id} has ended")
+        return await hosted.runner.call(function)
+
     def holds(self, run_id: str, instance: str) -> bool:
         return run_id in self._runs and instance in self._runs[run_id].executor.running
 
@@ -193,6 +203,7 @@ class TaskHost:
         if hosted is None:
             return True
         await hosted.executor.end()
+        await hosted.runner.current_run.close_deps()
         await hosted.journal.close()
         return hosted.executor.left_behind == 0
 
@@ -206,6 +217,7 @@ class TaskHost:
 
 
 class _HostedRun(Struct, kw_only=True):
+    runner: TaskRunner
     executor: LocalExecutor
     journal: Journal
     flush: Callable[[], Awaitable[None]]

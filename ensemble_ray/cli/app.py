@@ -17,7 +17,7 @@ import typer
 from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, show, write_note
 
 _PLACES = {
-    "map": "commands.map:map_items", "run": "commands.run:run", "submit": "commands.submit:submit",
+    "map": "commands.map:map_items", "run": "commands.run:run", "eval": "commands.eval:evaluate", "submit": "commands.submit:submit",
     "attach": "commands.submit:attach", "plan": "commands.plan:plan", "runs": "commands.runs:runs",
     "trace": "commands.runs:trace", "actors": "commands.studio:actors", "reviews": "commands.reviews:reviews",
     "review": "commands.reviews:review", "resume": "commands.run:resume", "fork": "commands.run:fork",

@@ -30,7 +30,6 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from ensemble_ray.cli.inputs.arguments import needed_inputs
 from ensemble_ray.cli.view.failures import describe_error
 from ensemble_ray.cli.view.terminal import role_option
 from ensemble_ray.definition.fields import Durability
@@ -46,7 +45,7 @@ from ensemble_ray.execute.review.elicitation import (
     shows_forms,
 )
 from ensemble_ray.execute.review.handlers import ConsoleReviewHandler
-from ensemble_ray.plan.planner import check_foreign_values
+from ensemble_ray.plan.planner import check_foreign_values, needed_inputs
 from ensemble_ray.process.concurrency import bridge
 from ensemble_ray.recovery.deciding import adecide, apending_reviews
 from ensemble_ray.recovery.resuming import start_resumed

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ensemble_ray.definition import fields
 from ensemble_ray.errors import ValidationError
@@ -39,6 +39,10 @@ class RunOptions(Value):
         max_cost: Money that the run may spend, in USD or the currency of `cost_configuration`; > 0.
         tags: Labels of the caller, by name, to find the run later: at most 64, of up to 256 characters each. They are recorded
             and shown in lists of runs, and have no other effect.
+        user: For whom the run is, such as a customer or a caller, up to 256 characters. It is recorded, and shown like a tag
+            of this name. User code reads it as `context.user`.
+        deps: Value for the user's code, which reads it as `context.deps`, or `provide(function)`. It is never recorded, and
+            no model sees it.
     """
 
     context_budget: fields.StrictInt | None = None
@@ -49,6 +53,8 @@ class RunOptions(Value):
     max_tokens: fields.StrictInt | None = None
     max_cost: fields.StrictAmount | None = None
     tags: Annotated[Mapping[str, str] | None, BeforeValidator(whole_data)] = None
+    user: Annotated[fields.StrictText | None, BeforeValidator(whole_data)] = None
+    deps: Any = Field(default=None, repr=False, exclude=True)
 
     @fields.checks_arguments
     @classmethod
@@ -57,6 +63,9 @@ class RunOptions(Value):
         fields.check_positive(arguments.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
         check_budget(arguments, "RunOptions")
         check_tags(arguments.get("tags"), "RunOptions")
+        user = arguments.get("user")
+        if isinstance(user, str) and not 0 < len(user) <= LONGEST_WORD:
+            raise ValidationError(f"RunOptions user must have 1 to {LONGEST_WORD} characters, got: {len(user)}")
 
 
 class RunFields(TypedDict, total=False):
@@ -70,6 +79,8 @@ class RunFields(TypedDict, total=False):
     max_tokens: int | None
     max_cost: float | None
     tags: Mapping[str, str] | None
+    user: str | None
+    deps: object
 
 
 class RetryPolicy(Value):
@@ -139,16 +150,17 @@ def check_tags(tags: object, owner: str) -> None:
 
 
 def tags_in(options: Mapping[str, object] | None) -> dict[str, str]:
-    """Return the valid tags in a run's recorded options."""
-    recorded = (options or {}).get("tags")
+    """Return the valid tags in a run's recorded options. Its user is the tag `user` (S-CTX-60)."""
+    recorded, user = (options or {}).get("tags"), (options or {}).get("user")
+    named = {"user": whole_text(user)} if isinstance(user, str) and 0 < len(user) <= LONGEST_WORD else {}
     if not isinstance(recorded, Mapping):
-        return {}
+        return named
     found = {
         whole_text(name): whole_text(value)
         for name, value in cast("Mapping[object, object]", recorded).items()
         if isinstance(name, str) and isinstance(value, str) and 0 < len(name) <= LONGEST_WORD >= len(value)
     }
-    return dict(list(found.items())[:MOST_TAGS])
+    return {**dict(list(found.items())[:MOST_TAGS]), **named}
 
 
 def has_tag(tags: Mapping[str, str], wanted: str, *, separator: str) -> bool:

@@ -16,6 +16,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
 from ensemble_ray.events.delivery import EnsembleListener
 from ensemble_ray.ports import Dashboard, ToolMetrics
+from ensemble_ray.process.run_context import DepsPlace
 from ensemble_ray.text.foreign_text import whole_data
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.metrics import CostConfiguration
@@ -26,6 +27,7 @@ from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
 from ensemble_ray.values.value import Accepts, RateLimit, Value, to_tuple
 
 _LONGEST_NAME = 128
+_OF_ONE_RUN = {"tags", "user"}  # options that a definition does not have
 
 
 class Synthesizer(Protocol):
@@ -76,7 +78,14 @@ def _check_prices(value: object) -> object:
     return value
 
 
+def _check_deps_type(value: object) -> object:
+    if value is None or isinstance(value, type):
+        return value
+    raise ValidationError(f"Ensemble deps_type must be a class, got: {type(value).__name__}")
+
+
 if TYPE_CHECKING:
+    _DepsType: TypeAlias = type[Any] | None
     _Synthesizer: TypeAlias = Synthesizer | Callable[[Task, Any], object] | None
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
     _ReviewHandler: TypeAlias = Reviewing | ReviewFunction | None
@@ -90,6 +99,7 @@ if TYPE_CHECKING:
     _OnStarted: TypeAlias = Accepts[tuple[_Started, ...], _Started | Sequence[_Started] | None]
     _OnCompleted: TypeAlias = Accepts[tuple[_Completed, ...], _Completed | Sequence[_Completed] | None]
 else:
+    _DepsType = Annotated[Any, BeforeValidator(_check_deps_type)]
     _Synthesizer = Annotated[Any, BeforeValidator(_callable_or("agent_synthesizer", "synthesize"))]
     _Exporter = Annotated[Any, BeforeValidator(_callable_or("trace_exporter", "export"))]
     _ReviewHandler = Annotated[Any, BeforeValidator(_callable_or("review_handler", "review"))]
@@ -148,6 +158,12 @@ class RunRules(Value):
         retry: Retries of model calls that fail because of the provider; None: no retries.
         on_incomplete: Handling of an answer that is empty or was cut off, unless its agent declares it. `"warn"`: it is used,
             with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, at most twice, then the task fails.
+        deps_type: Class of the deps that runs need. A run with deps of another class, or without, ends before any model call.
+            None: not checked.
+        deps: Deps of the runs that are begun without their own (`run(deps=...)`): a value, or `provide(function)`.
+        deps_place: Process that has the deps of a run on Ray. `"worker"`: each process that runs tasks, so that a value is
+            pickled once per run; `"driver"`: only the process that starts the run. Handlers, guardrails, delegation policies,
+            and `@tool` functions with a context parameter are then called there.
     """
 
     _called: ClassVar[str] = "Ensemble"  # in messages
@@ -184,6 +200,9 @@ class RunRules(Value):
     review_wait: fields.ReviewWaitField = fields.initially(ReviewWait.ATTACHED)
     retry: RetryPolicy | None = Field(default_factory=RetryPolicy)
     on_incomplete: OnIncomplete = "warn"
+    deps_type: _DepsType = None
+    deps: Any = Field(default=None, repr=False, exclude=True)
+    deps_place: DepsPlace = "worker"
 
     @fields.checks_arguments
     @classmethod
@@ -232,7 +251,7 @@ class RunRules(Value):
         if options is None:
             return self
         check_options(options)
-        chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name != "tags"}
+        chosen = {name: getattr(options, name) for name in RunOptions.model_fields if name not in _OF_ONE_RUN}
         return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 

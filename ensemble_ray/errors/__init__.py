@@ -448,6 +448,12 @@ class IllegalStateError(PicklableError, RuntimeError):
     """The object has the wrong state for this call. The text is never sent to a model."""
 
 
+class DriverGoneError(IllegalStateError):
+    """The process that started the run is gone. `is_deps_lost`: it had the deps of the run."""
+
+    is_deps_lost = False
+
+
 class ToolConfigurationError(IllegalStateError):
     """The configuration of a tool is invalid."""
 

@@ -70,6 +70,11 @@ def is_out_of_credit(error: BaseException | None) -> bool:
     return any(provider_answer_of(each).is_out_of_credit for each in _causes(error))
 
 
+def interrupts_run(error: BaseException | None) -> bool:
+    """Whether a run stops without a failure, and can be resumed: no credit (S-DUR-151), or no driver (S-CTX-52)."""
+    return is_out_of_credit(error) or any(getattr(each, "is_deps_lost", False) for each in _causes(error))
+
+
 def _causes(error: BaseException | None) -> Iterable[BaseException]:
     chain = () if error is None else (error, *cause_chain(error))
     return takewhile(lambda each: not getattr(each, "is_of_callable", False), chain)

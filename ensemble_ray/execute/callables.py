@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, cast
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import (
@@ -26,8 +27,11 @@ from ensemble_ray.execute.guardrails import (
 )
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.execute.scope import Callables
+from ensemble_ray.ports import ask_driver
 from ensemble_ray.process.concurrency import USER_ERRORS, call_user
+from ensemble_ray.process.config import dumps
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.run_context import OUTSIDE_RUN, CurrentRun, DepsT_co, current_run_context, use_run
 from ensemble_ray.tools.approval import current_reviews
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 from ensemble_ray.tools.user_code import call_to_end
@@ -43,7 +47,7 @@ _NO_RETRY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskHandlerContext:
+class TaskHandlerContext(Generic[DepsT_co]):
     """Argument of a task's handler. No field is None; context outputs are in context order."""
 
     description: str
@@ -51,6 +55,36 @@ class TaskHandlerContext:
     context_outputs: Sequence[TaskOutput] = ()
     idempotency_key: str = ""  # the same for each call of one task, also after a crash; empty outside a run
     attachments: Sequence[Attachment] = ()  # with their contents
+    run: CurrentRun[DepsT_co] = field(default=cast("Any", OUTSIDE_RUN), repr=False, compare=False)
+
+    @property
+    def deps(self) -> DepsT_co:
+        """The deps of the run.
+
+        Raises:
+            IllegalStateError: the run has no deps.
+        """
+        return self.run.deps
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run; empty outside a run."""
+        return self.run.run_id
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The run's inputs, as the texts that the templates receive."""
+        return self.run.inputs
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Tags of the team and of the run."""
+        return self.run.tags
+
+    @property
+    def user(self) -> str:
+        """For whom the run is; empty: unknown."""
+        return self.run.user
 
     def __post_init__(self) -> None:
         for name in ("description", "expected_output", "context_outputs"):
@@ -144,18 +178,44 @@ class LocalCallables:
         """Call an async callable on the loop and a sync one in a thread (S-CONV-16)."""
         key, category, position = path.rsplit("/", 2)
         if category == "policy":
-            return await _call_policy(self._policies[int(position)], argument)
-        task = self._tasks[key]
-        if category == "handler":
-            function: object = task.handler
+            function: object = self._policies[int(position)]
+        elif category == "handler":
+            function = self._tasks[key].handler
         else:
+            task = self._tasks[key]
             function = (task.input_guardrails if category == "input" else task.output_guardrails)[int(position)]
-        if category == "handler" and isinstance(function, AgentTool):
-            return await _call_tool_as_handler(function, cast("TaskHandlerContext", argument))
-        called = cast("Callable[[object], object]", function)
-        if isinstance(argument, GuardrailInput | GuardrailOutput):
-            return await _call_guardrail(called, argument)
-        return await call_to_end(called, argument)
+        run = current_run_context()
+        if run.has_deps_elsewhere and not isinstance(function, AgentTool):
+            return await _call_in_driver(function, category, argument)
+        return await _call(function, category, argument, run)
+
+
+CALLABLE_SERVICE = "callable"  # of the driver
+
+
+async def _call_in_driver(function: object, category: str, argument: object) -> object:
+    """Call it in the process that started the run, which has its deps (S-CTX-32)."""
+    return await ask_driver(CALLABLE_SERVICE, {"body": dumps((function, category, argument))})
+
+
+async def answer_callable(body: bytes, run: CurrentRun) -> object:
+    """Call what another process of the run asked for, in this process."""
+    called: tuple[object, str, object] = pickle.loads(body)  # noqa: S301  bytes of our own cluster
+    with use_run(run):
+        return await _call(*called, run)
+
+
+async def _call(function: object, category: str, argument: object, run: CurrentRun) -> object:
+    if category == "policy":
+        return await _call_policy(function, argument)
+    if isinstance(argument, TaskHandlerContext):
+        argument = replace(cast("TaskHandlerContext", argument), run=run)
+        if isinstance(function, AgentTool):
+            return await _call_tool_as_handler(function, argument)
+    called = cast("Callable[[object], object]", function)
+    if isinstance(argument, GuardrailInput | GuardrailOutput):
+        return await _call_guardrail(called, argument)
+    return await call_to_end(called, argument)
 
 
 async def _call_guardrail(
@@ -185,7 +245,11 @@ async def _call_tool_as_handler(tool: AgentTool, context: TaskHandlerContext) ->
     if not isinstance(tool, AbstractAgentTool):
         return await call_to_end(tool.execute, text)
     tool_context = ToolContext(
-        tool_name=tool.name, idempotency_key=context.idempotency_key, review_handler=current_reviews()
+        tool_name=tool.name,
+        idempotency_key=context.idempotency_key,
+        review_handler=current_reviews(),
+        run_id=context.run_id,
+        run=context.run,
     )
     with use_tool_context(tool_context):
         return await call_to_end(tool.aexecute, text)

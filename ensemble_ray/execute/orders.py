@@ -15,11 +15,12 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.run_options import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import StaleEpochError, ValidationError, message_of
-from ensemble_ray.errors.travel import is_out_of_credit
+from ensemble_ray.errors.travel import interrupts_run
 from ensemble_ray.facts.runs import NO_REASON, DirectiveFact, RecordedError
 from ensemble_ray.llm.names import NO_NAMES, ModelNames
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import ChatModel
+from ensemble_ray.process.run_context import CurrentRun, RunDeps
 from ensemble_ray.schedule.instructions import UnitFailure, UnitQuestion, UnitResult
 from ensemble_ray.schedule.stimuli import Stimulus
 from ensemble_ray.values.delegation import DelegationContext
@@ -56,8 +57,8 @@ class FailureSummary(Protocol):
         ...
 
     @property
-    def is_out_of_credit(self) -> bool:
-        """Whether a provider refused a call for lack of credit (S-DUR-151)."""
+    def interrupts_run(self) -> bool:
+        """Whether the run stops without a failure (S-DUR-151, S-CTX-52)."""
         ...
 
 
@@ -88,8 +89,8 @@ class TaskFailure(Struct, frozen=True, kw_only=True):
         return self.error.newest if isinstance(self.error, StaleEpochError) else 0
 
     @property
-    def is_out_of_credit(self) -> bool:
-        return is_out_of_credit(self.error)
+    def interrupts_run(self) -> bool:
+        return interrupts_run(self.error)
 
 
 class EvaluationFailed(Struct, frozen=True, kw_only=True):
@@ -371,10 +372,19 @@ class RunContext(Struct, frozen=True, kw_only=True):
     began_at: float = 0.0  # at which the run was started or resumed, Unix time, s
     declared_model: ModelNames = NO_NAMES  # of tasks in no plan: the model in the recorded definition
     is_fork: bool = False  # it asks for new answers (S-USE-23)
+    inputs: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])  # for user code, like the next fields
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    user: str = ""
+    deps: RunDeps | None = None
 
     @property
     def has_plan(self) -> bool:
         return self.total_tasks > 0
+
+    def current_run(self) -> CurrentRun:
+        """Return the context of the run for user code in this process."""
+        run = CurrentRun(run_id=self.run_id, inputs=self.inputs, tags=self.tags, user=self.user)
+        return run if self.deps is None else run.with_deps(self.deps)
 
 
 class ResumePoint(Struct, Generic[Output_co, Failure_co], frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors.texts import agent_failure, brief
-from ensemble_ray.errors.travel import is_out_of_credit
+from ensemble_ray.errors.travel import interrupts_run
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent, TaskTracedEvent
 from ensemble_ray.events.telemetry.listener import NO_SPAN, execution_span
 from ensemble_ray.execute.agent.loop import AgentLoop
@@ -53,13 +53,16 @@ from ensemble_ray.execute.scope import RequestDeferredError, RunnerPorts, Slot, 
 from ensemble_ray.facts.effects import began_at
 from ensemble_ray.facts.fact import Fact, find_fact
 from ensemble_ray.facts.runs import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
-from ensemble_ray.ports import SERVICES, Persistence
+from ensemble_ray.ports import SERVICES, Persistence, use_services
 from ensemble_ray.process.context import LOG_FIELDS, bounded_logger
+from ensemble_ray.process.run_context import CURRENT_RUN, use_run
 from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.reviews import model_for
 from ensemble_ray.values.task_output import TaskOutput, join_iterations
 from ensemble_ray.values.trace import TaskTrace
+
+T = TypeVar("T")
 
 _log = bounded_logger(__name__)
 
@@ -73,6 +76,7 @@ class TaskRunner:
         self.context = context
         self.ports = ports
         self.peers = peers
+        self.current_run = context.current_run()
         self._agents = agents
 
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
@@ -82,7 +86,10 @@ class TaskRunner:
         scope = self._scope(order, {}, slot)
         # A task that was delegated inside this process must not inherit its caller's log fields.
         fields, used = LOG_FIELDS.set(_log_fields(self.context, order)), SERVICES.set(self.ports.services)
+        shown = CURRENT_RUN.set(self.current_run)
         try:
+            if self.context.deps is not None and not self.context.deps.is_open:
+                await self.current_run.open_deps()
             if order.epoch or order.is_resubmission:  # an earlier process may have recorded something
                 scope = self._scope(order, await self.ports.journal.lookup_recorded(order.instance), slot)
             if order.reflects_on is not None:  # an output that was accepted after its task had ended
@@ -113,6 +120,13 @@ class TaskRunner:
         finally:
             LOG_FIELDS.reset(fields)
             SERVICES.reset(used)
+            CURRENT_RUN.reset(shown)
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Call user code of the run outside its tasks, such as a predicate."""
+        await self.current_run.open_deps()
+        with use_run(self.current_run), use_services(self.ports.services):
+            return await function()
 
     async def _end(self, scope: TaskScope, error: BaseException, is_stopped: Callable[[], bool]) -> TaskResult:
         match error:
@@ -279,7 +293,7 @@ class TaskRunner:
     async def _fail(self, scope: TaskScope, error: BaseException) -> TaskResult:
         order, result = scope.order, self._unfinished(scope, "failed", error)
         # Both end the run, which can be resumed: the task has not failed (S-DUR-151).
-        is_interruption = self.context.has_plan and order.agent_key is not None and is_out_of_credit(error)
+        is_interruption = self.context.has_plan and order.agent_key is not None and interrupts_run(error)
         if is_interruption or isinstance(error, RecordError):
             _announce_failure(scope, result)
             return result

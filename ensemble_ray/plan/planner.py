@@ -117,6 +117,22 @@ def resolve_template(template: str | None, inputs: Mapping[str, object] | None) 
     return resolved
 
 
+def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
+    """Return the variables of the tasks' texts, each with the tasks that use it."""
+    needed: dict[str, list[str]] = {}
+    for position, task in enumerate(tasks, start=1):
+        for text in (task.description, task.expected_output, *(each.source for each in task.attachments)):
+            try:
+                resolve_template(text, {})
+            except PromptTemplateError as error:
+                for name in error.missing_variables:
+                    users = needed.setdefault(name, [])
+                    label = task.name or f"task {position}"
+                    if label not in users:
+                        users.append(label)
+    return needed
+
+
 class TaskDependencyGraph:
     """Tasks and their context tasks, if these are in the same list.
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, Token
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -170,7 +170,8 @@ class CallLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _CALL_LOG.reset(self._token)
+        with suppress(ValueError):  # another context, if the garbage collector closes an abandoned call
+            _CALL_LOG.reset(self._token)
         with _output.lock:
             if self._first is not None or self._begun:
                 self._close()

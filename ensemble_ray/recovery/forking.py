@@ -241,7 +241,8 @@ async def accept_fork(
     for listener in listeners:
         definition = definition.with_additional_listener(listener)
     # The checks above have judged the changes.
-    return await start_resumed(chosen, definition, runtime=runtime, allow_changes=True)
+    own = None if options is None or options.deps is None else RunOptions(deps=options.deps)
+    return await start_resumed(chosen, definition, runtime=runtime, allow_changes=True, options=own)
 
 
 async def _accept(offered: Awaitable[ForkOffer], **choices: Any) -> Run | MapReduceRun:

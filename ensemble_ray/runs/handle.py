@@ -123,6 +123,8 @@ class Run:
             cancelled=asyncio.Event(),
             begun=asyncio.Event(),
             tracing=self._traced.context,
+            tags={**definition.tags, **((options and options.tags) or {})},
+            user=(options and options.user) or "",
         )
         self._future: concurrent.futures.Future[EnsembleOutput | _Interrupted] = submit(self._execute())
         track(self)

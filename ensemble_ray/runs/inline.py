@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -121,7 +122,7 @@ class InlineRun:
         is_seen = bool(context.interest) or bool(planned.units)
         report_after = Persistence.COMMITTED if is_seen else Persistence.SOON
         ports = _runner_ports(request, context, callables, services, self._journal, report_after=report_after)
-        runner = TaskRunner(context, ports, planned.agents)
+        self._runner = runner = TaskRunner(context, ports, planned.agents)
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=ports.clock)
 
@@ -180,6 +181,7 @@ class InlineRun:
             for watching in (self._watching, self._deciding):
                 if watching is not None:
                     watching.cancel()
+            await self._runner.current_run.close_deps()
             if self._owned is not None:
                 await self._owned.close(state)
         return outcome
@@ -202,7 +204,7 @@ class InlineRun:
             return TaskFailure(error=raised.error)
 
         return UnitPorts(
-            predicates=_AfterEvents(LocalPredicates(list_predicates(planned.units)), events),
+            predicates=_AfterEvents(LocalPredicates(list_predicates(planned.units)), events, self._runner),
             announce=announce,
             failure_of=failure_of,
             memory=None if request.memory is None else LocalMemoryResets(request.memory),
@@ -212,16 +214,17 @@ class InlineRun:
 class _AfterEvents:
     """Evaluates predicates after listeners received the preceding iteration or step."""
 
-    def __init__(self, predicates: LocalPredicates, events: RunEventSink) -> None:
+    def __init__(self, predicates: LocalPredicates, events: RunEventSink, runner: TaskRunner) -> None:
         self._predicates = predicates
         self._events = events
+        self._runner = runner
         self.drop = predicates.drop
 
     async def holds(
         self, question: UnitQuestion, *, sent_count: int, new: Sequence[HistoryPart[TaskOutput]]
     ) -> bool | EvaluationFailed | None:
         await self._events.wait_until_delivered(LoopIterationCompletedEvent, GraphStateCompletedEvent)
-        return await self._predicates.holds(question, sent_count=sent_count, new=new)
+        return await self._runner.call(partial(self._predicates.holds, question, sent_count=sent_count, new=new))
 
 
 class InlineSession:
@@ -240,8 +243,13 @@ class InlineSession:
                 self._called.pop(result.key, None)
             deliver(results)
 
-        self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, report, grace_s=GRACE_S)
-        self.stop, self.close = self._executor.stop, self._executor.end
+        self._runner = TaskRunner(request.context, ports, {})
+        self._executor = LocalExecutor(self._runner, {}, report, grace_s=GRACE_S)
+        self.stop = self._executor.stop
+
+    async def close(self) -> None:
+        await self._executor.end()
+        await self._runner.current_run.close_deps()
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
         for order in orders:

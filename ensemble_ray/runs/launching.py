@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
@@ -35,6 +36,7 @@ from ensemble_ray.plan.planner import Planned
 from ensemble_ray.ports import Dashboard, DashboardRun
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.run_context import Provided, RunDeps, check_deps
 from ensemble_ray.prompts.task import build_system_prompt, fixed_parts, render_parts
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import RunEnd, RunResultHead, RunResults
@@ -48,6 +50,8 @@ from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.values.prices import RunCosts, RunPrices
 from ensemble_ray.values.reviews import RunDirective
 from ensemble_ray.values.trace import CaptureMode, RunTracing, parse_traceparent
+
+_NO_TAGS: Mapping[str, str] = {}
 
 
 class ResumeState(Struct, frozen=True, kw_only=True):
@@ -75,6 +79,8 @@ class RunScope(Struct, frozen=True, kw_only=True):
     begun: asyncio.Event  # set when the runtime has received the work
     tracing: RunTracing | None = None  # None: not traced
     costs: RunCosts = None
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    user: str = ""
 
     @property
     def store(self) -> RunStore:
@@ -281,6 +287,9 @@ def run_context_of(
     tracing: RunTracing | None = None,
     is_fork: bool = False,
     costs: RunCosts = None,
+    inputs: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] = _NO_TAGS,
+    user: str = "",
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
     plan, limit = planned.plan, definition.delegation_timeout
@@ -322,7 +331,24 @@ def run_context_of(
         began_at=time.time(),
         declared_model=NO_NAMES if plan.nodes else declared_names(definition.llm, model_names(definition.llm)),
         is_fork=is_fork,
+        inputs=plan.inputs if inputs is None else inputs,
+        tags=tags,
+        user=user,
+        deps=deps_of(definition),
     )
+
+
+def deps_of(definition: RunRules) -> RunDeps | None:
+    deps = definition.deps
+    if isinstance(deps, Provided) and definition.deps_type is not None:
+        deps = Provided(deps.factory, definition.deps_type)
+    return None if deps is None else RunDeps(deps, place=definition.deps_place)
+
+
+def check_deps_of(definition: RunRules, scope: RunScope) -> None:
+    """Check the deps before any model call; a run that only returns its recorded output needs none."""
+    if definition.deps_type is not None and not (scope.resumption is not None and scope.resumption.is_completed):
+        check_deps(definition.deps, definition.deps_type, type(definition).__name__)
 
 
 def costs_of(definition: RunRules, header: PlanRecorded | None = None) -> RunCosts:
@@ -377,8 +403,14 @@ def recorded_prices(costs: RunCosts) -> dict[str, dict[str, object]] | None:
 
 
 def request_of(
-    scope: RunScope, definition: EnsembleDefinition, planned: Planned, *, capture_mode: CaptureMode
+    scope: RunScope,
+    definition: EnsembleDefinition,
+    planned: Planned,
+    *,
+    capture_mode: CaptureMode,
+    inputs: Mapping[str, str] | None = None,
 ) -> RunRequest:
+    """Return the request of a run; `inputs` replaces those of the plan."""
     handler = None if definition.is_detached else definition.review_handler
     if isinstance(handler, ConsoleReviewHandler):
         handler.warn_without_terminal()
@@ -392,6 +424,9 @@ def request_of(
         tracing=scope.tracing,
         is_fork=scope.resumption is not None and scope.resumption.header.forked_from is not None,
         costs=scope.costs,
+        inputs=inputs,
+        tags=scope.tags,
+        user=scope.user,
     )
     store = definition.find_reflection_store(task.reflection_config for task in planned.tasks.values())
     return RunRequest(

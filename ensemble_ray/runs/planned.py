@@ -67,6 +67,7 @@ from ensemble_ray.runs.launching import (
     RunScope,
     WorkSummary,
     check_context_budgets,
+    check_deps_of,
     costs_of,
     request_of,
 )
@@ -208,6 +209,7 @@ class PlannedLauncher:
         return self._submitted is not None
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
+        check_deps_of(self.definition, scope)
         inputs = await read_inputs({**self.definition.inputs, **(self._inputs or {})})
         resolved = check(self.definition, inputs)
         refuse_in_hierarchy(resolved.tasks, resolved.workflow)

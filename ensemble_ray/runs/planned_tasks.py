@@ -403,7 +403,7 @@ class PlannedTasks:
         failure = result.failure
         if (
             failure is not None
-            and failure.is_out_of_credit
+            and failure.interrupts_run
             and self._nodes[node_key(result.instance)].agent_key is not None
         ):
             self._note_failure(result)

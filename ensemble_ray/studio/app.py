@@ -8,7 +8,7 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from http import HTTPStatus
@@ -56,6 +56,7 @@ class Studio(Struct, frozen=True, kw_only=True):
     processes: RunProcesses | None = None
     live: Callable[[str], LiveEvents | None] | None = None  # live events of a run of this process
     files: FilesFolder | None = None
+    deliveries: Callable[[str], Coroutine[None, None, Sequence[schemas.DeliverySchema]]] | None = None  # by run id
     #: held by an export or a file
     documents: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
@@ -65,6 +66,7 @@ class Studio(Struct, frozen=True, kw_only=True):
             actions=list(self.offers) if self.actions is not None else [],
             has_actors=self.processes is not None,
             has_files=self.files is not None and visitor.sees_all,
+            has_deliveries=self.deliveries is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,
             roles=None if visitor.roles is None else sorted(visitor.roles),
@@ -210,6 +212,14 @@ def _live_event(event: Event) -> ServerSentEvent | None:
             return ServerSentEvent(data=json.dumps(data), event="token")
         case _:
             return None
+
+
+@router.get("/runs/{run_id}/deliveries")
+async def get_deliveries(run_id: str, studio: StudioDependency, request: Request) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    await bridge(studio.reader.check_visible(run_id, visitor))
+    found = [] if studio.deliveries is None else await bridge(studio.deliveries(run_id))
+    return answer(schemas.DeliveryListSchema(deliveries=[*found]))
 
 
 _Spec = Annotated[schemas.Argument, Query(alias="from", min_length=1, max_length=1000)]
@@ -372,7 +382,7 @@ async def write_run(
     exported = ExportedRun(
         version=info.version,
         exported_at=round(time.time() * 1000),
-        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False}),
+        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False, "has_deliveries": False}),
         run=run,
         steps=steps,
         flows=ExportedFlows(
@@ -519,6 +529,20 @@ async def get_trends(
     visitor = await studio.guard.admit(request, Right.READ)
     reader = studio.reader
     return answer(await bridge(reader.trends(visitor, days=days, offset_min=offset, ensemble=ensemble.strip())))
+
+
+@router.get("/evaluations")
+async def get_evaluations(studio: StudioDependency, request: Request) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.evaluations(visitor)))
+
+
+@router.get("/evaluations/{evaluation}")
+async def get_evaluation(
+    evaluation: str, studio: StudioDependency, request: Request, *, compare: _Short = ""
+) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(await bridge(studio.reader.evaluation(evaluation, visitor, compare=compare.strip())))
 
 
 @router.get("/runs/{run_id}")

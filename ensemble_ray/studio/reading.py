@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from ensemble_ray.definition.run_options import has_tag
 from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.evaluation.results import EvaluationResult, read_output, results_run_id
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.record.failure import read_failure, read_next_step
 from ensemble_ray.record.open_reviews import fold_gates
@@ -28,9 +29,11 @@ from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FlowDrawer, FlowView
 from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
 from ensemble_ray.studio.schemas import RunGroup, RunList, RunRow, RunSeries
+from ensemble_ray.studio.views.evaluations import MOST_EVALUATIONS, evaluation_detail, evaluation_row, group_runs
 from ensemble_ray.studio.views.run_view import OF_PROGRAM, TOTAL_KINDS, RunTotals, RunView, review_of
 from ensemble_ray.studio.views.steps import compare_steps, detail_of, wire_status
 from ensemble_ray.studio.views.trends import MOST_TEAMS, TrendPeriod, date_of, trends_of
+from ensemble_ray.values.outputs import RunState
 
 MOST_ROWS, _USUAL_ROWS = 200, 50  # rows of one page: the most, and the default
 _READ_A_PAGE = 200  # a page that needs the contents of records reads so many unknown ones
@@ -498,6 +501,7 @@ class StudioReader:
         self._views = RunViews(store)
         self._listing = RunListing(store)
         self._flows = FlowDrawer()
+        self._results: dict[str, tuple[datetime, EvaluationResult]] = {}  # by run, with its creation
 
     async def runs(self, search: RunSearch, visitor: Visitor, *, cursor: str, limit: int) -> schemas.RunList:
         return await self._listing.page(search, visitor.may_see, cursor=cursor, limit=limit)
@@ -533,6 +537,40 @@ class StudioReader:
             counted=len(rows),
             is_complete=is_complete,
         )
+
+    async def evaluations(self, visitor: Visitor) -> schemas.Evaluations:
+        rows, _, is_complete = await self._listing.rows_since(0.0, visitor.may_see)
+        found = group_runs(rows)
+        shown = [evaluation_row(each, await self._result(each.id, visitor)) for each in found[:MOST_EVALUATIONS]]
+        return schemas.Evaluations(
+            evaluations=shown, more=max(0, len(found) - MOST_EVALUATIONS), is_complete=is_complete
+        )
+
+    async def evaluation(self, name: str, visitor: Visitor, *, compare: str) -> schemas.EvaluationDetail:
+        """Return one evaluation, and its comparison with another one, if it is named."""
+        results = [await self._result(each, visitor) for each in (name, *([compare] if compare else []))]
+        for each, result in zip((name, compare), results, strict=False):
+            if result is None:
+                raise not_found("evaluation", each)
+        first, *others = [each for each in results if each is not None]
+        return await threads.run(evaluation_detail, first, others[0] if others else None)
+
+    async def _result(self, evaluation: str, visitor: Visitor) -> EvaluationResult | None:
+        """Return the stored result of an evaluation, if the visitor may see it; results do not change."""
+        run_id = results_run_id(evaluation)
+        run = await self._store.summary(run_id)
+        if run is None or run.state is not RunState.COMPLETED or not visitor.may_see(run):
+            return None
+        kept = self._results.get(run_id)
+        if kept is None or kept[0] != run.created_at:
+            try:
+                found = EvaluationResult.from_json(await read_output(self._store, run_id))
+            except (RecordError, ValidationError):  # the page of its run says what is wrong
+                return None
+            kept = self._results[run_id] = (run.created_at, found)
+            while len(self._results) > MOST_EVALUATIONS:
+                del self._results[next(iter(self._results))]
+        return kept[1]
 
     async def steps(self, run_id: str, visitor: Visitor, *, after: int) -> schemas.StepList:
         """Return the steps that changed after a position."""

@@ -215,6 +215,7 @@ class StudioInfo(StudioSchema):
     actions: list[Action]  # empty: the page only reads
     has_actors: bool
     has_files: bool = False  # a folder with graphs and traces
+    has_deliveries: bool = False  # runs may have webhooks
     title: str  # of the place
     read_only_reason: str | None = None
     roles: list[Text] | None = None  # of the reader's key; null: no key identifies the reader
@@ -354,6 +355,95 @@ class Trends(StudioSchema):
     runs: int  # of all teams in these days
     counted: int  # runs whose records were read
     is_complete: bool  # no more records will be read
+
+
+class EvaluationRow(StudioSchema):
+    id: str
+    team: Text
+    created_at: Millis  # start of its newest run
+    runs: dict[str, int]  # runs of the team by status
+    has_result: bool  # whether it ran to its end
+    cases: int = 0
+    means: dict[str, float | None] = {}  # of its result, by scorer; null: without a score
+
+
+class Evaluations(StudioSchema):
+    """Answer to `GET api/studio/evaluations`: newest first."""
+
+    evaluations: list[EvaluationRow]
+    more: int = 0  # number of older ones
+    is_complete: bool  # no more records will be read
+
+
+class ScoreRow(StudioSchema):
+    """Scores of one scorer, of all cases or of those with a tag."""
+
+    scorer: Text
+    tag: Text | None = None
+    cases: int
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+    errors: int = 0
+
+
+class ComparisonRow(StudioSchema):
+    scorer: Text
+    cases: int
+    earlier: float
+    later: float
+    p_value: float
+    verdict: Literal["worse", "better", "same"]
+
+
+class EvaluationScore(StudioSchema):
+    value: float | None
+    reason: Text = ""
+    error: Text = ""
+    run_id: str = ""  # of a judge
+
+
+class EvaluationRun(StudioSchema):
+    run_id: str
+    repeat: int
+    state: str
+    output: Text
+    error: Text
+    duration_ms: int | None
+    cost: str
+    scores: dict[str, EvaluationScore]
+
+
+class EvaluationCase(StudioSchema):
+    id: Text
+    inputs: dict[str, Text]
+    expected: Data = None
+    tags: list[Text] = []
+    runs: list[EvaluationRun]
+    earlier: list[EvaluationRun] = []  # of the compared evaluation
+    change: float = 0.0  # of the scores, added over the scorers; < 0: a regression
+
+
+class EvaluationDetail(StudioSchema):
+    """Answer to `GET api/studio/evaluations/ID`."""
+
+    id: str
+    team: Text
+    repeats: int
+    currency: str
+    scores: list[ScoreRow]
+    runs: int
+    errors: int  # runs without an output
+    p50_ms: int | None
+    p95_ms: int | None
+    tokens: int
+    cost: str
+    judge_cost: str
+    cases: list[EvaluationCase]  # with a comparison, regressions first
+    more_cases: int = 0
+    compared: str | None = None
+    comparison: list[ComparisonRow] = []
 
 
 class RunSeries(StudioSchema):
@@ -505,6 +595,23 @@ class RunDetailSchema(RunRow):
     item_retry: ItemRetry | None = None  # of a map-reduce with failed items that does not run
     next_step: NextStepSchema | None = None
     offers: list[Action] = []  # actions that would not be refused
+
+
+class DeliverySchema(StudioSchema):
+    """A webhook of a run behind an endpoint."""
+
+    event: str
+    receiver: Text  # without its path
+    state: Literal["pending", "delivered", "failed"]
+    attempt_count: int
+    error: Text | None = None  # of the last attempt
+    next_attempt_at: Millis | None = None
+
+
+class DeliveryListSchema(StudioSchema):
+    """Answer to `GET api/studio/runs/ID/deliveries`: oldest first."""
+
+    deliveries: list[DeliverySchema]
 
 
 class ComparedSide(StudioSchema):

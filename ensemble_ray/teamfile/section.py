@@ -57,6 +57,7 @@ class Reading:
     llm: ChatModel | None  # replaces all models
     needs_keys: bool  # False: the team is only inspected
     items: ItemSource | None = None  # replaces the items
+    evaluates: bool = False  # the models of judges are needed, too
     _references: int = field(default=0, init=False)
 
     def resolve_path(self, path: str) -> Path:

@@ -36,7 +36,9 @@ from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.items.text_files import CSV_ENCODING, CsvFile
 from ensemble_ray.plan.planner import AgentSynthesizer
 from ensemble_ray.ports import Dashboard
+from ensemble_ray.process.run_context import provide
 from ensemble_ray.teamfile.document import Entries, Items, Loc, Located, Scalar
+from ensemble_ray.teamfile.evaluation import EvaluationSection
 from ensemble_ray.teamfile.fields import (
     Attachments,
     Memory,
@@ -509,6 +511,12 @@ class MapTeamKeys(FileSection):
     review_handler: ReviewHandlerName = key(
         "Decides at review gates: `console`, `auto_approve`, or module:attribute; without it all gates pass."
     )
+    deps: Annotated[CallableName, AfterValidator(provide)] = key(
+        "Opens the deps of a run, in each process: a function without arguments or of the run, as module:function."
+    )
+    deps_type: Annotated[object, reference("a class", accepts=lambda value: isinstance(value, type))] = key(
+        "Class of the deps, which is checked; module:class."
+    )
     dashboard: DashboardName = key("A `WebDashboard` that shows the runs, as module:attribute.")
     reflection_store: ReflectionStoreName = key(
         "Stores reflections on tasks across runs: `in_memory`, `sqlite: {path: ...}`, or module:attribute."
@@ -536,6 +544,7 @@ class TeamKeys(MapTeamKeys):
         "`postgres: {url: ..., embedding_model: ...}`, or module:attribute."
     )
     manager_prompt_strategy: StrategyName = key("Writes the manager's prompts, as module:attribute.")
+    evaluation: EvaluationSection = key("Cases and scorers of `ensemble-ray eval`, which runs have no use for.")
     delegation_policies: list[Annotated[object, object_with("evaluate")]] = key(
         "Called in order for each delegation, each as module:attribute: allow, reject or change it."
     )

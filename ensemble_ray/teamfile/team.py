@@ -37,6 +37,7 @@ from ensemble_ray.teamfile.document import (
     read_document,
     suggestion,
 )
+from ensemble_ray.teamfile.evaluation import EvaluationKeys
 from ensemble_ray.teamfile.fields import AllItemsPrompt, GroupPrompt, ItemPrompt
 from ensemble_ray.teamfile.section import FileSection, Reading, is_null, report, text_in
 from ensemble_ray.teamfile.sections import MapTeamKeys, TeamKeys
@@ -75,6 +76,24 @@ def load_team_file(
     if ensemble is None:
         raise ValidationError(f"{target}: cannot be read as a team")
     return ensemble.with_origin(str(path.resolve()))
+
+
+def load_evaluation_keys(target: str) -> EvaluationKeys | None:
+    """Read the section `evaluation` of a team file; None: it has none. `load_team_file` reports the mistakes of other sections."""
+    path = Path(target).expanduser()
+    problems = Problems(target)
+    root = read_document(_read_text(path, target), problems)
+    problems.check()
+    if not isinstance(root, Entries) or "evaluation" not in root:
+        return None
+    reading = Reading(path.resolve().parent, llm=None, needs_keys=True, evaluates=True)
+    only = Entries(root.spot, {"evaluation": root["evaluation"]}, root.key_spots)
+    try:
+        return cast("EvaluationKeys | None", TeamKeys.model_validate(only, context=reading).evaluation)
+    except pydantic.ValidationError as error:
+        report(error, only, problems)
+    problems.check()
+    return None
 
 
 def team_schema() -> dict[str, JsonValue]:
@@ -144,6 +163,7 @@ class _Team:
         if section is None or self._problems:
             return None
         values = section.values()
+        values.pop("evaluation", None)
         if self._reading.llm is not None:
             values["llm"] = self._reading.llm
         for member in (*members.agents, *members.work):

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCall, ScriptedModel, assert_attached
-
 if TYPE_CHECKING:
     from ensemble_ray.testing.model_server import (
         BatchScript,
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
         tool_loop,
     )
     from ensemble_ray.testing.replaying import Difference, Replay, replay
+    from ensemble_ray.testing.scripted import ManualClock, RecordingSink, ScriptedCall, ScriptedModel, assert_attached
 
 __all__ = [
     "BatchScript", "Difference", "Fault", "ManualClock", "ModelServer", "RawAnswer", "RecordingSink", "Replay", "Reply",
@@ -24,11 +23,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import lazily: the server needs an HTTP library, and `replay` runs tasks."""
+    """Import lazily: the server needs an HTTP library, `replay` runs tasks, and pytest imports this package with its plugin."""
     if name in {"Difference", "Replay", "replay"}:
         from ensemble_ray.testing import replaying
 
         return getattr(replaying, name)
+    if name in {"ManualClock", "RecordingSink", "ScriptedCall", "ScriptedModel", "assert_attached"}:
+        from ensemble_ray.testing import scripted
+
+        return getattr(scripted, name)
     if name in __all__:
         from ensemble_ray.testing import model_server
 

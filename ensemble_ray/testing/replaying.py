@@ -568,7 +568,9 @@ class _Repetition:
             definition, planned, run_id=facts[0].run, interest=frozenset(), capture_mode=CaptureMode.OFF, log_fields={}
         )
         unlimited = replace(context.delegation, timeout_s=None)
-        self._context = structs.replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
+        self._context = structs.replace(
+            context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited, deps=None
+        )
 
     async def difference(self) -> Difference | None:
         """Return the first difference in the order of the plan; with units, in the order of the run."""

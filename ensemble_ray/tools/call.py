@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -18,14 +19,15 @@ from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
-from ensemble_ray.ports import services
+from ensemble_ray.ports import CustomToolMetrics, ask_driver, services
 from ensemble_ray.process.concurrency import USER_ERRORS
 from ensemble_ray.process.context import CallLog, bounded_logger, current_traceparent
+from ensemble_ray.process.run_context import CurrentRun, use_run
 from ensemble_ray.text.foreign_text import TextLine, one_line, whole_text
 from ensemble_ray.tools.approval import approve, preview
-from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
+from ensemble_ray.tools.cpu import CannotTravelError, pack, pack_tool
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
-from ensemble_ray.tools.schema import ArgumentError, repair_arguments
+from ensemble_ray.tools.schema import ArgumentError, repair_arguments, signature_of
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
     ContextAgentTool,
@@ -67,7 +69,7 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
         raise
     text = whole_text(outcome.text)
     if text is not outcome.text or repairs or log.lines:
-        outcome = replace(outcome, text=text, repairs=tuple(repairs), log=log.lines)
+        outcome = replace(outcome, text=text, repairs=tuple(repairs), log=log.lines or outcome.log)
     _log_call(bound.name, arguments, outcome, context, started_s)
     return outcome
 
@@ -232,10 +234,12 @@ async def _call_function(bound: BoundFunction, arguments: str, context: ToolCont
             return outcome_of_result(ToolResult.failure(f"Rejected by reviewer: {text}"))
         if approved != text:
             positional, named = bound.signature.read(approved)
-    if bound.cpu:
-        outcome = await _call_in_pool(bound, positional, named, context)
+    if bound.cpu or bound.signature.context:
+        outcome = await _call_elsewhere(bound, positional, named, context)
         if outcome is not None:
             return outcome
+    if bound.signature.context:
+        positional, named = bound.signature.with_context(context, positional, named)
     async with _time_limit(bound.timeout_s, context):
         with use_tool_context(context):
             if bound.is_async:
@@ -243,6 +247,79 @@ async def _call_function(bound: BoundFunction, arguments: str, context: ToolCont
             else:
                 returned = await call_to_end(bound.function, *positional, **named)
         return outcome_of_return(returned, bound.name)
+
+
+async def _call_elsewhere(
+    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
+) -> ToolOutcome | None:
+    """Return None if the function runs in this process."""
+    if bound.cpu:
+        return await _call_in_pool(bound, positional, named, context)
+    return await _call_in_driver(bound, positional, named, context) if context.run.has_deps_elsewhere else None
+
+
+TOOL_SERVICE = "tool"  # of the driver
+
+
+class _DriverCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool for the process that has the run's deps."""
+
+    function: Callable[..., object]
+    positional: tuple[object, ...]
+    named: Mapping[str, object]
+    tool_name: str
+    agent_role: str
+    idempotency_key: str
+    instance: str
+    task_index: int
+
+
+async def _call_in_driver(
+    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
+) -> ToolOutcome:
+    """Call a function in the process that started the run, which has its deps (S-CTX-31)."""
+    call = _DriverCall(
+        function=bound.function,
+        positional=positional,
+        named=named,
+        tool_name=bound.name,
+        agent_role=context.agent_role,
+        idempotency_key=context.idempotency_key,
+        instance=context.instance,
+        task_index=context.task_index,
+    )
+    async with _time_limit(bound.timeout_s, context):
+        answer = await ask_driver(TOOL_SERVICE, {"body": pack(call)})
+    return cast("ToolOutcome", answer)
+
+
+async def answer_tool_call(
+    body: bytes, run: CurrentRun, metrics: CustomToolMetrics, emit: Callable[[Event], None]
+) -> ToolOutcome:
+    """Call the tool that another process of the run asked for, in this process."""
+    call = cast("_DriverCall", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+    context = ToolContext(
+        tool_name=call.tool_name,
+        agent_role=call.agent_role,
+        metrics=metrics,
+        idempotency_key=call.idempotency_key,
+        emit=_LoopEmitter(emit),
+        run_id=run.run_id,
+        instance=call.instance,
+        task_index=call.task_index,
+        run=run,
+    )
+    signature = signature_of(call.function, tool_name=call.tool_name, context_type=ToolContext)
+    positional, named = signature.with_context(context, call.positional, call.named)
+    log = CallLog()
+    try:
+        with use_run(run), use_tool_context(context), log:
+            outcome = outcome_of_return(await call_to_end(call.function, *positional, **named), call.tool_name)
+    except (ExitEarlyError, IllegalStateError):
+        raise
+    except USER_ERRORS as error:
+        outcome = outcome_of_error(error)
+    return replace(outcome, log=log.lines)
 
 
 #: packed functions; None: it cannot be packed, which was logged

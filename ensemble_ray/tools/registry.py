@@ -27,6 +27,7 @@ from ensemble_ray.tools.tool import (
     CustomSchemaAgentTool,
     DynamicToolProvider,
     FunctionTool,
+    ToolContext,
     ToolResult,
     TypedAgentTool,
     as_result,
@@ -263,7 +264,12 @@ def _bind_function(function: Callable[..., object], mark: FunctionTool) -> Bound
         raise ValidationError(
             f"Tool '{mark.name}' is a method of {owner}: list the object or its bound method, not the function"
         )
-    signature = signature_of(function, tool_name=mark.name)
+    signature = signature_of(function, tool_name=mark.name, context_type=ToolContext)
+    if mark.cpu and signature.context:
+        raise ValidationError(
+            f"Tool '{mark.name}' has the context '{signature.context}', but @tool(cpu=True) runs in another process, which "
+            "has no context of the run. Pass the values that it needs as arguments, or leave cpu out."
+        )
     return BoundFunction(
         spec=ToolSpec(mark.name, mark.description, signature.parameters),
         timeout_s=mark.timeout_s,

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, cast, get_type_hints
+from typing import Annotated, Any, NamedTuple, cast, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 import pydantic
@@ -38,6 +38,16 @@ class Signature(Struct, frozen=True):
     model: type[BaseModel]  # the aliases of its fields are the parameter names
     names: Mapping[str, str]  # field of the model -> parameter name
     positional: Mapping[str, object]  # positional-only parameters and their defaults
+    context: str = ""  # the first parameter, if it is the context of the call
+    is_context_positional: bool = False
+
+    def with_context(
+        self, context: object, positional: tuple[object, ...], named: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return the arguments with the context of the call, of a function that has it as a parameter."""
+        if self.is_context_positional:
+            return (context, *positional), dict(named)
+        return positional, {self.context: context, **named}
 
     def read(self, arguments: str) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return positional and named arguments, without omitted ones (S-TOOL-13)."""
@@ -63,7 +73,10 @@ def explain_arguments(error: pydantic.ValidationError) -> str:
 _signatures: WeakKeyDictionary[object, dict[bool, Signature]] = WeakKeyDictionary()
 
 
-def signature_of(function: Callable[..., object], *, tool_name: str) -> Signature:
+def signature_of(
+    function: Callable[..., object], *, tool_name: str, context_type: type[object] | None = None
+) -> Signature:
+    """Return the signature of a tool. A first parameter of `context_type` is no part of its schema."""
     bound = inspect.ismethod(function)
     key = cast("object", function.__func__) if inspect.ismethod(function) else function
     try:
@@ -71,17 +84,18 @@ def signature_of(function: Callable[..., object], *, tool_name: str) -> Signatur
     except TypeError:  # without a hash or weak references
         cached = {}
     if bound not in cached:
-        cached[bound] = _build_signature(function, tool_name)
+        cached[bound] = _build_signature(function, tool_name, context_type)
     return cached[bound]
 
 
-def _build_signature(function: Callable[..., object], tool_name: str) -> Signature:
+def _build_signature(function: Callable[..., object], tool_name: str, context_type: type[object] | None) -> Signature:
     parameters = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind not in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     ]
     types = _resolve_types(function, tool_name)
+    context = _take_context(parameters, types, context_type, tool_name)
     descriptions = _docstring_descriptions(function)
     fields: dict[str, Any] = {}
     for index, parameter in enumerate(parameters):
@@ -107,7 +121,29 @@ def _build_signature(function: Callable[..., object], tool_name: str) -> Signatu
             for parameter in parameters
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
         },
+        context="" if context is None else context.name,
+        is_context_positional=context is not None and context.kind is inspect.Parameter.POSITIONAL_ONLY,
     )
+
+
+def _take_context(
+    parameters: list[inspect.Parameter],
+    types: Mapping[str, object],
+    context_type: type[object] | None,
+    tool_name: str,
+) -> inspect.Parameter | None:
+    """Remove the parameter for the context of the call, and return it; None: there is none."""
+    if context_type is None:
+        return None
+    annotations = [(each, types.get(each.name)) for each in parameters]
+    found = [each for each, type_ in annotations if type_ is context_type or get_origin(type_) is context_type]
+    if not found:
+        return None
+    if found != parameters[:1]:
+        raise ValidationError(
+            f"Tool '{tool_name}': the context must be its first parameter, and the only one: '{found[-1].name}' is another"
+        )
+    return parameters.pop(0)
 
 
 def _resolve_types(function: Callable[..., object], tool_name: str) -> dict[str, object]:

@@ -30,6 +30,7 @@ from ensemble_ray.events import Event
 from ensemble_ray.ports import CustomToolMetrics
 from ensemble_ray.process.concurrency import is_async_callable
 from ensemble_ray.process.context import ScopedVariable, bounded_logger
+from ensemble_ray.process.run_context import OUTSIDE_RUN, CurrentRun, DepsT_co
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.approval import approval_request, ask, ask_from_thread
 from ensemble_ray.tools.schema import explain_arguments, parameter_types
@@ -160,8 +161,11 @@ def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> Too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContext:
-    """Context of one tool call. `current_tool_context()` returns it."""
+class ToolContext(Generic[DepsT_co]):
+    """Context of one tool call. `current_tool_context()` returns it.
+
+    A `@tool` function may have it as its first parameter, `context: ToolContext[Shop]`, which the model does not see.
+    """
 
     tool_name: str = ""
     agent_role: str = "unknown"  # outside an agent (S-TOOL-42)
@@ -179,6 +183,31 @@ class ToolContext:
     #: they pause during a review
     time_limits: list[TimeLimit] = field(default_factory=list[TimeLimit], repr=False, compare=False)
     tracebacks: list[str] = field(default_factory=list[str], repr=False, compare=False)
+    run: CurrentRun[DepsT_co] = field(default=cast("Any", OUTSIDE_RUN), repr=False, compare=False)
+
+    @property
+    def deps(self) -> DepsT_co:
+        """The deps of the run.
+
+        Raises:
+            IllegalStateError: the run has no deps, or they stay in another process.
+        """
+        return self.run.deps
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The run's inputs, as the texts that the templates receive."""
+        return self.run.inputs
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Tags of the team and of the run."""
+        return self.run.tags
+
+    @property
+    def user(self) -> str:
+        """For whom the run is; empty: unknown."""
+        return self.run.user
 
     def __post_init__(self) -> None:
         if self.tool_name and self.logger is _default_tool_logger:

@@ -28,9 +28,11 @@ from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog
 from ensemble_ray.serve.driving import requests, run_driver
 from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
+from ensemble_ray.serve.driving.queue import RunQueue
 from ensemble_ray.serve.driving.requests import EndpointLimits
-from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunQueue, RunsTeam
+from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunsTeam
 from ensemble_ray.serve.driving.usage import UsageWriter
+from ensemble_ray.serve.driving.webhooks import NewDeliveries, WebhookRules, Webhooks
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunTally, Sample
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 
@@ -60,10 +62,22 @@ def wire_event(event: WireEvent) -> schemas.RunEvent:
 class DrivenRunViews:
     """Reads the states of runs. `active` contains a run until its end is in the ledger."""
 
-    def __init__(self, ledger: RunLedger, active: Mapping[str, ActiveRun], store: Callable[[], RunStore]) -> None:
+    def __init__(
+        self,
+        ledger: RunLedger,
+        active: Mapping[str, ActiveRun],
+        store: Callable[[], RunStore],
+        queues: Mapping[str, RunQueue] | None = None,
+    ) -> None:
         self._ledger = ledger
         self._active = active
         self._store = store
+        self._queues = {} if queues is None else queues
+
+    def place(self, run_id: str) -> schemas.QueuePlace | None:
+        active = self._active.get(run_id)
+        queue = None if active is None else self._queues.get(active.entry.ensemble)
+        return None if active is None or queue is None else queue.place(active)
 
     async def entry(self, run_id: str) -> LedgerEntry:
         active = self._active.get(run_id)
@@ -85,7 +99,7 @@ class DrivenRunViews:
         if active is None:
             return run_driver.detail_of(entry, RunStatus.INTERRUPTED)
         if not active.has_begun:
-            return run_driver.detail_of(entry, RunStatus.ACCEPTED)
+            return run_driver.detail_of(entry, RunStatus.ACCEPTED).model_copy(update={"queue": self.place(run_id)})
         summary = await self._store().summary(run_id)
         status = RunStatus.RUNNING if summary is None else run_driver.STATUSES[summary.state]
         if status is not RunStatus.WAITING:
@@ -120,7 +134,10 @@ class DrivenRunViews:
             is_read = each.status.is_final or each.run_id in self._active or each.run_id not in before_read
             again = None if is_read else await threads.run(self._ledger.find, each.run_id)
             shown.append(again or each)
-        runs = [run_driver.summary_of(each, is_active=each.run_id in self._active) for each in shown]
+        runs = [
+            run_driver.summary_of(each, is_active=each.run_id in self._active, place=self.place(each.run_id))
+            for each in shown
+        ]
         return schemas.RunPage(runs=runs, next_cursor=str(shown[-1].seq) if len(entries) > size else None)
 
     async def _entries(self, wanted: schemas.RunFilter, before: int | None, size: int) -> Sequence[LedgerEntry]:
@@ -159,6 +176,7 @@ class DrivenRuns:
         tools: ToolCatalog | None = None,
         models: Mapping[str, ChatModel] | None = None,
         datasets: DatasetCatalog | None = None,
+        webhooks: WebhookRules | None = None,
         on_lost: Callable[[RunExistsError], object] | None = None,
     ) -> None:
         """Prepare the runs. `on_lost` is called on the library's loop when another process owns the ledger."""
@@ -178,14 +196,22 @@ class DrivenRuns:
         self._usage = UsageWriter(ledger, self._tally.charge, self._limits.quota_zone, lambda: self._store)
         self._ends = run_driver.EndWriter(ledger, self._usage, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedRecordReader(self._store)
-        self._views = DrivenRunViews(ledger, self._active, lambda: self._store)
+        self._views = DrivenRunViews(ledger, self._active, lambda: self._store, self._queues)
+        self._webhooks = Webhooks(
+            *(ledger, webhooks or WebhookRules(), lambda: self._store),
+            active=self._active,
+            tally=self._tally,
+            kept=self._limits.kept_runs,
+            on_lost=self._lose,
+        )
         for name, team in teams.items():
             self.serve(name, team)
 
     def serve(self, name: str, team: ServedTeam) -> None:
         """Start to serve a team, or replace it for new runs."""
         self._teams[name] = team.with_models(self._models)
-        self._queues.setdefault(name, RunQueue(self._limits.max_running, partial(self._tally.set_gauges, name)))
+        limits, on_change = self._limits, partial(self._tally.set_gauges, name)
+        self._queues.setdefault(name, RunQueue(limits.max_running, on_change, step_s=limits.priority_step_s))
 
     @property
     def _store(self) -> RunStore:
@@ -232,6 +258,14 @@ class DrivenRuns:
         return await run_driver.open_gates(self._store, self._active, ensembles)
 
     @_on_library_loop
+    async def deliveries(self, run_id: str) -> Sequence[schemas.WebhookDelivery]:
+        return await self._webhooks.deliveries(run_id)
+
+    @_on_library_loop
+    async def redeliver(self, run_id: str, delivery_id: str) -> schemas.WebhookDelivery:
+        return await self._webhooks.redeliver(run_id, delivery_id)
+
+    @_on_library_loop
     async def invoke_tool(self, name: str, body: schemas.ToolCallBody) -> schemas.ToolReply:
         return await self._tools.invoke(name, body.arguments)
 
@@ -248,9 +282,11 @@ class DrivenRuns:
             found = None if key is None else await threads.run(self._ledger.find_key, key)
             found = found or await threads.run(self._ledger.find, wanted.run_id)
             if found is not None:
-                return requests.answer_repetition(found, wanted)
+                place = self._views.place(found.run_id)
+                return requests.answer_repetition(found, wanted).model_copy(update={"queue": place})
             if unknown is not None:
                 raise unknown
+            self._webhooks.check(asked, team.info.name)
             queue = self._queues[team.info.name]
             if queue.running + queue.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {queue.running} running and {queue.queued} queued runs: try again later"
@@ -265,7 +301,8 @@ class DrivenRuns:
                 del self._active[wanted.run_id]
                 raise
             self._begin(active, is_recovered=False)
-        return requests.answer_accepted(wanted)
+        await asyncio.sleep(0)  # the run enters its queue
+        return requests.answer_accepted(wanted).model_copy(update={"queue": queue.place(active)})
 
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._teams[entry.ensemble]
@@ -281,6 +318,7 @@ class DrivenRuns:
         active.has_begun = active.entry.status is not RunStatus.ACCEPTED
         self._active[active.entry.run_id] = active
         active.task = asyncio.create_task(self._drive(active, is_recovered=is_recovered))
+        self._webhooks.watch(active)
 
     async def _drive(self, active: ActiveRun, *, is_recovered: bool) -> None:
         """Run the run when its turn comes, and store its end."""
@@ -306,19 +344,27 @@ class DrivenRuns:
     async def _store_end(self, active: ActiveRun, ended: schemas.RunDetail) -> None:
         """Store the end of a run, and report it when it is stored, or after `_STORING_S`."""
         run_id = active.entry.run_id
-        storing = asyncio.create_task(self._ends.write(run_id, ended))
+        storing = asyncio.create_task(self._write_end(active.entry, ended))
+        new: NewDeliveries | None = None
         try:
             stored, _ = await asyncio.wait({storing}, timeout=_STORING_S)
-            if stored and storing.result():
+            if stored and (new := storing.result()) is not None:
                 del self._active[run_id]  # otherwise `active` reports the end
             active.ended = ended
             self._followed.drop(run_id)
             active.live.close()
             active.done.set()
-            if not stored and await storing:
+            if not stored and (new := await storing) is not None:
                 del self._active[run_id]
         finally:
             storing.cancel()
+        if new is not None:  # receivers that look at the run find its end
+            self._webhooks.begin(new)
+
+    async def _write_end(self, entry: LedgerEntry, ended: schemas.RunDetail) -> NewDeliveries | None:
+        """Store the end of a run, and return its webhooks, which are stored with it; None: the ledger does not accept it."""
+        new = await self._webhooks.end_of(entry, entry.request, ended)
+        return new if await self._ends.write(entry.run_id, ended, *new.documents) else None
 
     def _lose(self, error: RunExistsError) -> None:
         _log.error("Another process drives the runs of this endpoint: %s", describe(error))
@@ -336,16 +382,25 @@ class DrivenRuns:
             await threads.run(self._ledger.note, active.entry.run_id, RunStatus.RUNNING)
             return await self._runs_team.carry_out(active, is_recovered=is_recovered)
         finally:
-            queue.release()
+            queue.release(active)
 
     @_on_library_loop
     async def recover(self) -> int:
         """Resume all accepted runs that have not ended; return their number."""
         entries = await threads.run(self._ledger.list_unfinished)
         await self._usage.load(each.run_id for each in entries)
-        known = [each for each in entries if each.ensemble in self._teams]
-        for entry in known:
-            self._begin(self._activate(entry), is_recovered=True)
+        await self._webhooks.recover()
+        known = [self._activate(each) for each in entries if each.ensemble in self._teams]
+        # Those that had begun first, and then the others in the order of their queue.
+        known.sort(
+            key=lambda each: (
+                each.entry.status is RunStatus.ACCEPTED,
+                self._queues[each.entry.ensemble].rank(each),
+                each.entry.seq,
+            )
+        )
+        for active in known:
+            self._begin(active, is_recovered=True)
         if left := [each for each in entries if each.ensemble not in self._teams]:
             _log.warning("%d runs belong to teams that this endpoint no longer serves. They are not resumed", len(left))
             for entry in left:
@@ -354,7 +409,8 @@ class DrivenRuns:
                     if outcome is not None:
                         ended = run_driver.detail_of(entry, outcome)
                         await self._usage.charge(entry.run_id, None, ended)
-                        await self._ends.write(entry.run_id, ended)
+                        new = await self._write_end(entry, ended)
+                        self._webhooks.begin(new or NewDeliveries())
         return len(known)
 
     @_on_library_loop
@@ -363,6 +419,7 @@ class DrivenRuns:
         tasks = [active.task for active in self._active.values() if active.task is not None]
         for task in tasks:
             task.cancel()
+        tasks += self._webhooks.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         await threads.run(self._ledger.close)
 

@@ -39,6 +39,7 @@ from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models,
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns, wire_event
 from ensemble_ray.serve.driving.ledger import LedgerLostError, RunLedger, open_ledger, part_of_name
 from ensemble_ray.serve.driving.requests import DriverConfig
+from ensemble_ray.serve.driving.webhooks import driver_rules
 from ensemble_ray.serve.run_service import METRICS, Metric, MetricKind, RunService, RunTally, Sample
 from ensemble_ray.serve.schemas import AcceptedRun, EnsembleInfo, NewRun, Refusal, RunDetail, RunEvent
 from ensemble_ray.values.ids import new_run_id
@@ -105,6 +106,7 @@ class RunDriver:
             tools=tools,
             models=models,
             datasets=datasets,
+            webhooks=driver_rules(config.webhooks, config.webhook_hosts),
             on_lost=self._leave,
         )
         await runs.recover()
@@ -242,6 +244,8 @@ class RemoteRuns:
     decide = _of_driver(RunService.decide)
     capabilities = _of_driver(RunService.capabilities)
     invoke_tool = _of_driver(RunService.invoke_tool)
+    deliveries = _of_driver(RunService.deliveries)
+    redeliver = _of_driver(RunService.redeliver)
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         teams, until = self._teams

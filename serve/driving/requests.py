@@ -228,6 +228,7 @@ class EndpointLimits(BaseModel):
         max_cost: Cost of one run; None: the team's limit.
         items_directory: Directory of items files that requests may name.
         kept_runs: Ended runs in lists. Older runs only have their records.
+        priority_step_s: Waiting time, s, that a step of priority is worth in a team's queue.
         quota_zone: Time zone of the days of quotas, such as `Europe/Berlin`.
     """
 
@@ -240,6 +241,7 @@ class EndpointLimits(BaseModel):
     max_cost: float | None = Field(default=None, gt=0)
     items_directory: Path | None = None
     kept_runs: int = Field(default=10_000, gt=0)
+    priority_step_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
     quota_zone: str = "UTC"
 
     @field_validator("quota_zone")
@@ -262,7 +264,9 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
             raise _too_much("max_cost needs a team whose models have prices")
         cost = None
     parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
-    return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None)
+    return RunOptions(
+        max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None, user=asked.user
+    )
 
 
 def lowered(options: RunOptions, allowance: Allowance) -> RunOptions:
@@ -371,7 +375,7 @@ def checked_entry(
         status, kind = HTTPStatus.BAD_REQUEST, "ValidationError"
         raise Refusal(status, "INVALID_RUN_ID", str(error), run_id=run_id, error=kind) from None
     # Neither the run id nor the trace context determines the run. Earlier releases lacked two of the fields.
-    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent"})
+    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent", "user"})
     data = {name: each for name, each in data.items() if each is not None or name not in {"task_overrides", "tasks"}}
     text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     entry = LedgerEntry(
@@ -380,7 +384,7 @@ def checked_entry(
         digest=hashlib.sha256(text.encode()).hexdigest(),
         ensemble=team.info.name,
         request=asked,
-        tags={**team.info.tags, **asked.tags},
+        tags={**team.info.tags, **asked.tags, **({} if asked.user is None else {"user": asked.user})},
         tasks=tasks,
         workflow=team.info.workflow,
         status=schemas.RunStatus.ACCEPTED,
@@ -434,3 +438,7 @@ class DriverConfig(Struct, frozen=True, kw_only=True):
     #: `module:attribute` references by name
     datasets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     keys: KeyPolicy = KeyPolicy.AUTO
+    #: receivers of all runs of a team, by its name
+    webhooks: Mapping[str, schemas.NewWebhook] = msgspec.field(default_factory=dict[str, schemas.NewWebhook])
+    #: hosts that webhooks may reach besides public ones
+    webhook_hosts: tuple[str, ...] = ()

@@ -1,12 +1,11 @@
-"""Open runs of one process: their queue and outcomes, and how they are carried out, reviewed and steered."""
+"""Open runs of one process: their outcomes, and how they are carried out, reviewed and steered."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sqlite3
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -37,7 +36,7 @@ from ensemble_ray.runs.map_reduce.recovery import load_failure
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.callers import code_of, describe_refusal, failure_of, is_refusal, status_of_name
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam
-from ensemble_ray.serve.driving.ledger import LedgerEntry, RunLedger
+from ensemble_ray.serve.driving.ledger import Document, LedgerEntry, RunLedger
 from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, inputs_of, items_of, lowered, options_of
 from ensemble_ray.serve.driving.usage import UsageWriter
 from ensemble_ray.serve.schemas import Refusal, RunStatus
@@ -79,68 +78,6 @@ class ActiveRun(Struct, kw_only=True, eq=False):
     ended: schemas.RunDetail | None = None
     done: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-
-
-class RunQueue:
-    """Queue of one team's runs. `on_change` is called after each change of a count."""
-
-    def __init__(self, most: int, on_change: Callable[[RunQueue], None]) -> None:
-        self._most = most
-        self._on_change = on_change
-        #: waiting ones are outside of the queue
-        self.running = 0
-        self.waiting = 0
-        #: each future wakes only its own run
-        self._queue: OrderedDict[ActiveRun, asyncio.Future[bool]] = OrderedDict()
-
-    @property
-    def queued(self) -> int:
-        return len(self._queue)
-
-    @contextlib.contextmanager
-    def aside(self, active: ActiveRun) -> Generator[None]:
-        active.is_aside = True
-        self.waiting += 1
-        self._on_change(self)
-        try:
-            yield
-        finally:
-            active.is_aside = False
-            self.waiting -= 1
-            self._on_change(self)
-
-    async def acquire(self, active: ActiveRun) -> bool:
-        """Wait for the turn of a run; False: it was cancelled before."""
-        if active.is_cancelled:
-            return False
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._queue[active] = turn
-        self._call_next()
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if self._queue.pop(active, None) is None and not turn.cancelled() and turn.result():
-                self.release()  # its turn came at the same moment
-            raise
-
-    def release(self) -> None:
-        self.running -= 1
-        self._call_next()
-
-    def cancel(self, active: ActiveRun) -> None:
-        active.is_cancelled = True
-        turn = self._queue.pop(active, None)
-        if turn is not None:
-            turn.set_result(False)
-            self._on_change(self)
-
-    def _call_next(self) -> None:
-        while self._queue and self.running < self._most:
-            _, turn = self._queue.popitem(last=False)
-            if not turn.done():
-                self.running += 1
-                turn.set_result(True)
-        self._on_change(self)
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -235,7 +172,7 @@ async def _recorded_failure(store: RunStore, head: RunHead, run_id: str) -> sche
     )
 
 
-def summary_of(entry: LedgerEntry, *, is_active: bool) -> schemas.RunSummary:
+def summary_of(entry: LedgerEntry, *, is_active: bool, place: schemas.QueuePlace | None = None) -> schemas.RunSummary:
     """Return a run for a list. Without an end and an owner it is interrupted."""
     is_left = not entry.status.is_final and not is_active
     return schemas.RunSummary(
@@ -245,6 +182,7 @@ def summary_of(entry: LedgerEntry, *, is_active: bool) -> schemas.RunSummary:
         tags=dict(entry.tags),
         created_at=entry.created_at,
         ended_at=entry.ended_at,
+        queue=place,
     )
 
 
@@ -403,13 +341,13 @@ class EndWriter:
         self._kept = kept
         self._turn = asyncio.Lock()
 
-    async def write(self, run_id: str, outcome: schemas.RunDetail) -> bool:
-        """Write an end, and retry until it is stored. False: the ledger does not accept it."""
+    async def write(self, run_id: str, outcome: schemas.RunDetail, *documents: Document) -> bool:
+        """Write an end with its documents, and retry until it is stored. False: the ledger does not accept it."""
         tries = 0
         async with self._turn:
             while True:
                 try:
-                    end = partial(self._ledger.end, run_id, outcome, kept=self._kept)
+                    end = partial(self._ledger.end, run_id, outcome, *documents, kept=self._kept)
                     await self._usage.write_with(run_id, end)
                 except RunExistsError as error:
                     _log.error("The end of run %s cannot be kept: %s", run_id, describe(error))

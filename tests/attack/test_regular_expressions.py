@@ -36,6 +36,8 @@ MOST_QUARTERS = 5
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/definition/agent.py", "_LABEL_NAME"): _LABEL_NAME,
     ("ensemble_ray/definition/agent.py", "_LABEL_SELECTOR"): _LABEL_SELECTOR,
+    # S-EVL-13: any expression of a user, over a limited text.
+    ("ensemble_ray/evaluation/scorers.py", "compiled"): re.compile("any"),
     ("ensemble_ray/prompts/task.py", "_REFLECTION_HEADING"): _REFLECTION_HEADING,
     ("ensemble_ray/record/journal.py", "_LONG"): _LONG,
     ("ensemble_ray/text/foreign_text.py", "_CONTROL"): _CONTROL,

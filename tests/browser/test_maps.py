@@ -275,6 +275,7 @@ async def test_the_items_are_for_everybody(own: Runs, page: Page) -> None:
     await page.keyboard.press("j")
     await expect(page.locator(".step-panel h2")).to_contain_text("letter 7 ")
     await page.keyboard.press("Escape")
+    await expect(page.locator(".side")).to_be_hidden()
     await page.get_by_role("grid").focus()
     await page.keyboard.press("ArrowDown")
     await expect(page.locator(".step-panel h2")).to_contain_text("letter 7 ")

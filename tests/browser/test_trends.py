@@ -176,6 +176,7 @@ _VIEWS = {
     "/actors": ".actors .card, .actors .empty",
     "/trends": ".trend",
     "/trends?as=table": ".trend",
+    "/evaluations": ".empty",
     "/files": ".run",
 }
 #: Visible texts under 12 pixels; texts over each other in one head, row or card.

@@ -47,6 +47,15 @@ async def test_failure_has_status_and_reason_when_the_server_refuses(
     assert (await HttpAgentTool.post("api", "d", f"{server.base}/api").aexecute("x")).error_message == message
 
 
+async def test_each_answer_without_a_body_is_a_success(server: WebServer) -> None:
+    """S-BIT-72: the HTTP client shares the stream of their bodies."""
+    server.answers["/api"] = Answer(204)
+    tool = HttpAgentTool.post("api", "d", f"{server.base}/api")
+    for _ in range(3):
+        result = await tool.aexecute("x")
+        assert (result.is_success, result.output) == (True, "")
+
+
 async def test_redirect_is_not_followed_when_the_server_sends_one(server: WebServer) -> None:
     """S-BIT-72: it is no error, and nobody else chooses the host."""
     server.answers["/api"] = Answer(302, b"moved", {"Location": "/elsewhere"})

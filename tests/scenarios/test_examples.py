@@ -412,3 +412,23 @@ def test_mcp_tools_runs(tmp_path: Path) -> None:
 
     printed, _ = run_example("mcp_tools.py", script, tmp_path, "openai:some-model")
     assert printed == "Yes, 12.\n"
+
+
+def test_evaluate_team_runs(tmp_path: Path) -> None:
+    """Two prompts are evaluated, by fields, a function and a judge; the second reads one bill better. A second start asks nothing."""
+
+    def script(request: ServedRequest) -> Answer:
+        if "Judge an output" in request.text:
+            return '{"reason": "as in the bill", "score": 1}'
+        if "12.50" in request.text:
+            return '{"total": 12.5, "currency": "EUR"}'
+        if "rice" in request.text:
+            return '{"total": 7, "currency": "USD"}' if "Add up" in request.text else '{"total": 4, "currency": "USD"}'
+        return '{"total": 20, "currency": "GBP"}'
+
+    printed, server = run_example("evaluate_team.py", script, tmp_path, "openai:m")
+    assert len(server.requests) == 2 * 2 * (3 + 3)
+    assert "Evaluation bills-1: 3 cases, 6 runs" in printed
+    assert re.search(r"json_fields +3 +0.833 +1.000 +\+0.167", printed)
+    again, server = run_example("evaluate_team.py", script, tmp_path, "openai:m")
+    assert (again, len(server.requests)) == (printed, 0)

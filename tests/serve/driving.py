@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ensemble_ray import ChatModel, InlineRuntime
 from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
+from ensemble_ray.serve.driving.webhooks import WebhookRules
 from ensemble_ray.teamfile import Runnable
 
 
@@ -25,12 +26,14 @@ async def driven(
     tools: ToolCatalog | None = None,
     models: Mapping[str, ChatModel] | None = None,
     datasets: DatasetCatalog | None = None,
+    webhooks: WebhookRules | None = None,
 ) -> AsyncGenerator[DrivenRuns]:
     """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
     by_name = teams if isinstance(teams, Mapping) else {"team": teams}
     async with runtime or InlineRuntime() as entered:
         served = {name: served_team(name, each) for name, each in by_name.items()}
-        runs = DrivenRuns(served, entered, Ledger(ledger), limits, tools=tools, models=models, datasets=datasets)
+        opened, more = Ledger(ledger), {"tools": tools, "models": models, "datasets": datasets, "webhooks": webhooks}
+        runs = DrivenRuns(served, entered, opened, limits, **cast("Any", more))
         await runs.recover()
         yield runs
         await runs.close()

@@ -20,6 +20,7 @@ from ensemble_ray.access.quotas import Account, Standing, parse_quotas
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import Caller, CallerCache, FindStanding
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
+from ensemble_ray.serve.driving.webhooks import WebhookRules
 from tests.serve.driving import driven
 
 __all__ = ["Guarded", "guarded", "make_key", "standing_callers", "transport_of"]
@@ -94,11 +95,16 @@ def standing_callers(
 
 @asynccontextmanager
 async def guarded(
-    home: Path, teams: Any, policy: KeyPolicy = KeyPolicy.AUTO, **options: Any
+    home: Path,
+    teams: Any,
+    policy: KeyPolicy = KeyPolicy.AUTO,
+    *,
+    webhooks: WebhookRules | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Guarded]:
     """An endpoint of teams whose keys are those of a home, and a client that comes by loopback."""
     made = {name: options.pop(name) for name in ("ledger", "limits") if name in options}
-    runs, callers, file = standing_callers(home, teams, policy, **made)
+    runs, callers, file = standing_callers(home, teams, policy, webhooks=webhooks, **made)
     api = build_api(runs, callers=callers, **options)
     transport = ASGITransport(api, raise_app_exceptions=False)
     async with (

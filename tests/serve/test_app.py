@@ -20,12 +20,14 @@ from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.process.concurrency import run_blocking
 from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.serve.driving.webhooks import SECRET_VARIABLE
 from ensemble_ray.testing import ModelServer
 from tests.command_line import COMMAND
 from tests.processes import free_ports, own_directory, own_environment, program
 from tests.serve.endpoint import Endpoint
 from tests.serve.keys import make_key
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_asking_team, write_map_reduce, write_team
+from tests.serve.webhook_receiver import SECRET, Receiver
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,9 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         said.write_text(f"{team.read_text(encoding='utf-8')}\nstream: true\n", encoding="utf-8")
         others = [write(directory, models.base_url) for write in (write_map_reduce, write_asking_team)]
         teams = [each.name for each in (team, said, *others)]
-        env = own_environment(directory, **{KEY_VARIABLE: KEY})
+        env = own_environment(directory, **{KEY_VARIABLE: KEY, SECRET_VARIABLE: SECRET})
         command = [*COMMAND, "serve", *teams, "--tool", "team_tools:shout", "--port", str(port)]
+        command += ["--webhook-host", "127.0.0.1"]
         with program(command, log=directory / "log", env=env, cwd=directory) as running:
             served = Endpoint(running, port, directory / "records")
             running.until(lambda: "Ctrl-C stops" in running.text, "the address")
@@ -265,6 +268,68 @@ def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None
     assert [kind for _, kind, _ in events].count("review_decided") == 1
     tasks = endpoint.ask("GET", "/runs/asked")[1]["result"]["tasks"]
     assert [each["text"] for each in tasks] == ["mine", "a line"]
+
+
+def deliveries(endpoint: Endpoint, run_id: str) -> list[dict[str, Any]]:
+    """The webhooks of a run."""
+    found: list[dict[str, Any]] = endpoint.ask("GET", f"/runs/{run_id}/deliveries")[1].get("deliveries", [])
+    return found
+
+
+def test_a_webhook_is_delivered_when_what_drives_runs_dies_before(endpoint: Endpoint, models: ModelServer) -> None:
+    """S-HOK-8: during the run, between its end and the delivery, and between two attempts; each time under one id."""
+    asked_before = len(models.requests)
+    with Receiver() as receiver:
+
+        def start(run_id: str) -> None:
+            webhook = {"url": f"{receiver.origin}/{run_id}"}
+            body = {"ensemble": "team", "inputs": {"topic": "x"}, "run_id": run_id, "webhook": webhook}
+            assert endpoint.ask("POST", "/runs", body)[0] == 202, endpoint.program.text
+
+        models.pause()
+        try:
+            start("hook-1")
+            models.wait_arrived(asked_before + 1, timeout_s=120)
+            endpoint.kill("ray::RunDriver")
+        finally:
+            models.resume()
+        (during,) = receiver.wait(1)
+        receiver.is_open.clear()
+        start("hook-2")
+        receiver.wait(2)
+        assert endpoint.ask("GET", "/runs/hook-2")[1]["status"] == "completed"
+        endpoint.kill("ray::RunDriver")
+        receiver.is_open.set()
+        _, behind, repeated = receiver.wait(3)
+        receiver.statuses.append(503)
+        start("hook-3")
+        receiver.wait(4)
+        endpoint.program.until(lambda: deliveries(endpoint, "hook-3")[0]["attempt_count"], "the failure of an attempt")
+        endpoint.kill("ray::RunDriver")
+        *_, failed, last = receiver.wait(5)
+        for run_id in ("hook-1", "hook-2", "hook-3"):
+            endpoint.program.until(
+                lambda run_id=run_id: deliveries(endpoint, run_id)[0]["state"] == "delivered", "the delivery"
+            )
+    assert [each.path for each in receiver.received] == ["/hook-1", "/hook-2", "/hook-2", "/hook-3", "/hook-3"]
+    assert during.content["data"] == endpoint.ask("GET", "/runs/hook-1")[1]
+    assert (behind.delivery_id, behind.body) == (repeated.delivery_id, repeated.body)
+    assert (failed.delivery_id, failed.body) == (last.delivery_id, last.body)
+    assert [each["status"] for each in deliveries(endpoint, "hook-3")[0]["attempts"]] == [503, 204]
+
+
+def test_a_review_is_reported_once_when_what_drives_runs_dies(endpoint: Endpoint) -> None:
+    """S-HOK-2: the next process knows which gates were reported."""
+    with Receiver() as receiver:
+        body = {"ensemble": "asking", "inputs": {"topic": "x"}, "run_id": "hooked", "webhook": {"url": receiver.origin}}
+        assert endpoint.run(body)[1]["status"] == "waiting", endpoint.program.text
+        (asked,) = receiver.wait(1)
+        endpoint.program.until(lambda: deliveries(endpoint, "hooked")[0]["state"] == "delivered", "the delivery")
+        endpoint.kill("ray::RunDriver")
+        gate = asked.content["data"]["gate_id"]
+        assert endpoint.ask("POST", f"/reviews/hooked/{gate}", {"decision": "approve"})[0] == 200
+        receiver.wait(2)
+    assert receiver.types == ["review.requested", "run.ended"]
 
 
 async def test_a_served_team_is_a_tool_of_mcp(endpoint: Endpoint) -> None:

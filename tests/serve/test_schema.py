@@ -70,6 +70,7 @@ def schema(place: Path, key: dict[str, str]) -> Iterator[Any]:
 OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
     *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
+    *("GET /runs/{run_id}/deliveries", "POST /runs/{run_id}/deliveries/{delivery_id}/redeliver"),
     *("GET /capabilities", "POST /tools/{name}/invoke"),
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics", "GET /quota"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),

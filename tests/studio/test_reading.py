@@ -11,9 +11,11 @@ import pytest
 
 from ensemble_ray import (
     Agent,
+    Case,
     ChatResponse,
     Ensemble,
     EnsembleError,
+    Evaluation,
     GuardrailInput,
     GuardrailOutput,
     GuardrailResult,
@@ -404,3 +406,32 @@ def test_a_damaged_record_shows_what_is_left(serve: Serve, tmp_path: Path) -> No
     assert "damaged" in rows["torn"]["summary"]
     assert rows["good"]["summary"] == "yes"
     assert "damaged" in client.get(f"{API}/runs/torn").json()["problem"]
+
+
+def test_evaluations_are_listed_with_their_results(serve: Serve, tmp_path: Path) -> None:
+    """S-EVL-50, S-EVL-51: by the tags of runs; an unknown evaluation is 404, a comparison without a common scorer is refused."""
+    inline, model = InlineRuntime(home=tmp_path), ScriptedModel(otherwise="ok")
+    team = Ensemble(tasks=[Task("Say {word}", agent=Agent("Speaker", "Speak", llm=model))], name="Speakers")
+    cases = [Case("one", {"word": "ok"}, expected="ok", tags=["t"]), Case("two", {"word": "no"}, expected="no")]
+    Evaluation(team, cases, ["exact"], id="first").run(runtime=inline)
+    Evaluation(team, cases, ["contains"], id="second").run(runtime=inline)
+    one_task(tmp_path, "alone", ScriptedModel("ok"), tags={"evaluation": "begun", "case": "x"})
+    client = serve(tmp_path)
+    listed = client.get(f"{API}/evaluations").json()
+    rows = {row["id"]: row for row in listed["evaluations"]}
+    assert listed["is_complete"]
+    assert rows.keys() == {"begun", "second", "first"}
+    assert (rows["first"]["team"], rows["first"]["runs"], rows["first"]["means"]) == (
+        "Speakers", {"completed": 2}, {"exact": 0.5},
+    )  # fmt: skip
+    assert (rows["begun"]["has_result"], rows["begun"]["means"]) == (False, {})
+    detail = client.get(f"{API}/evaluations/first").json()
+    assert [(row["scorer"], row["tag"], row["mean"]) for row in detail["scores"]] == [
+        ("exact", None, 0.5), ("exact", "t", 1.0),
+    ]  # fmt: skip
+    assert [case["runs"][0]["output"] for case in detail["cases"]] == ["ok", "ok"]
+    compared = client.get(f"{API}/evaluations/first", params={"compare": "first"}).json()
+    assert (compared["compared"], compared["comparison"][0]["verdict"]) == ("first", "same")
+    assert client.get(f"{API}/evaluations/begun").status_code == 404
+    refused = client.get(f"{API}/evaluations/first", params={"compare": "second"})
+    assert (refused.status_code // 100, "cannot be compared" in refused.text) == (4, True)

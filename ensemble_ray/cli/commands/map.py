@@ -108,6 +108,7 @@ def map_items(
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
     tags: options.Tags = None,
+    user: options.User = None,
     input_rate: Annotated[
         float | None, Option("--input-rate", metavar="C", help="Money per million input tokens.")
     ] = None,
@@ -152,7 +153,7 @@ def map_items(
     from ensemble_ray.cli.commands.run import carry_out
     from ensemble_ray.values.ids import new_run_id
 
-    limits = options.run_options(max_tokens, max_cost, tags)
+    limits = options.run_options(max_tokens, max_cost, tags, user)
     run_id = run_id or new_run_id()
     source = Path(str(items or retry_dead or ensemble)).name
     title = f"{'standard input' if source == _STANDARD_INPUT else source} on {options.runtime_name(runtime)}"

@@ -93,8 +93,7 @@ def _draw_plan(target: str, ensemble: Ensemble, inputs: Mapping[str, object], pi
 
 def _plan(ensemble: Ensemble, inputs: Mapping[str, object]) -> tuple[ResolvedTasks, Planned, Mapping[str, list[str]]]:
     """Also return the variables without a value, which stay in the texts, with the tasks that use them."""
-    from ensemble_ray.cli.inputs.arguments import needed_inputs
-    from ensemble_ray.plan.planner import plan_run
+    from ensemble_ray.plan.planner import needed_inputs, plan_run
     from ensemble_ray.runs.planned import check
 
     needed = needed_inputs(ensemble.all_tasks)

@@ -55,6 +55,7 @@ def run(
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
     tags: options.Tags = None,
+    user: options.User = None,
     as_json: options.AsJson = False,
     trace: options.TraceFile = None,
     nodes_checked: Annotated[
@@ -92,7 +93,7 @@ def run(
         from ensemble_ray.cli.commands.submit import check_nodes
 
         check_nodes(ensemble, is_quiet=quiet)
-    title, limits = f"{Path(target).name} on {place}", options.run_options(max_tokens, max_cost, tags)
+    title, limits = f"{Path(target).name} on {place}", options.run_options(max_tokens, max_cost, tags, user)
     shown = partial(carry_out, title=title, as_json=as_json, trace=trace, is_quiet=quiet)
     return shown(ensemble, values, runtime=runtime, run_id=run_id, limits=limits)
 
@@ -192,7 +193,7 @@ class _Watched:
     ) -> tuple[EnsembleOutput, bool]:
         """Return whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
         display = view.display
-        with display, _terminable():
+        with display, terminable():
             display.note("starting the runtime")
             try:
                 with display.hold():
@@ -228,7 +229,7 @@ def _leave(begun: Run | MapReduceRun) -> bool:
 
 
 @contextlib.contextmanager
-def _terminable() -> Generator[None]:
+def terminable() -> Generator[None]:
     """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(_number: int, _frame: object) -> None:
@@ -374,6 +375,7 @@ def fork(
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
     tags: options.Tags = None,
+    user: options.User = None,
     runtime: RuntimeAgain = None,
     as_json: options.AsJson = False,
     trace: options.TraceFile = None,
@@ -393,7 +395,7 @@ def fork(
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
     from ensemble_ray.teamfile import load_ensemble
 
-    values, limits = read_inputs(inputs or (), inputs_file), options.run_options(max_tokens, max_cost, tags)
+    values, limits = read_inputs(inputs or (), inputs_file), options.run_options(max_tokens, max_cost, tags, user)
     store = own_store()
     found = run_blocking(store.find(run))
     head = run_blocking(read_head(store, found.run_id))

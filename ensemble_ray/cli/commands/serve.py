@@ -61,6 +61,14 @@ def serve(
         Option("--dataset", metavar="NAME=REF", help="A Ray Dataset that requests may map; repeatable."),
     ] = None,
     keys: Annotated[str, Option("--keys", help="Which requests need a key: auto, required, none.")] = "auto",
+    webhook: Annotated[
+        list[str] | None,
+        Option("--webhook", metavar="TEAM=URL", help="A receiver of the events of a team's runs; repeatable."),
+    ] = None,
+    webhook_host: Annotated[
+        list[str] | None,
+        Option("--webhook-host", metavar="NAME", help="A host that webhooks may reach; repeatable."),
+    ] = None,
 ) -> None:
     """Serve teams over HTTP on Ray Serve.
 
@@ -75,7 +83,7 @@ def serve(
         "host": host, "port": port, "name": name, "ensembles": targets, "replicas": replicas, "namespace": namespace,
         "allowed_hosts": allowed_host or [], "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [], "datasets": ",".join(dataset or []), "keys": keys, "tools": tool or [],
-        "models": ",".join(model or []),
+        "models": ",".join(model or []), "webhooks": webhook or [], "webhook_hosts": webhook_host or [],
     }  # fmt: skip
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(endpoint)]

@@ -63,6 +63,7 @@ def submit(
     max_tokens: options.MaxTokens = None,
     max_cost: options.MaxCost = None,
     tags: options.Tags = None,
+    user: options.User = None,
     working_dir: Annotated[
         Path | None,
         Option(
@@ -103,7 +104,7 @@ def submit(
     from ensemble_ray.values.ids import new_run_id
 
     read_inputs(inputs or (), inputs_file)  # reports their errors before the upload
-    options.run_options(None, None, tags)
+    options.run_options(None, None, tags, user)
     directory, name = ships(target, working_dir)
     chosen = run_id or new_run_id()
     words = ["run", name, "--runtime", "ray", "--run-id", chosen]
@@ -112,6 +113,7 @@ def submit(
     if inputs_file is not None:
         words += ["--inputs-file", path_within(inputs_file, directory, "--inputs-file")]
     valued = {"--workflow": workflow, "--llm": llm, "--max-tokens": max_tokens, "--max-cost": max_cost}
+    valued["--user"] = user
     words += [word for option, value in valued.items() if value is not None for word in (option, str(value))]
     flags = (("--check-nodes", checks), ("--json", as_json), ("--quiet", quiet))
     words += [flag for flag, is_set in flags if is_set]

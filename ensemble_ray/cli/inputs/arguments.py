@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,7 +13,6 @@ from ensemble_ray.teamfile.document import suggestion
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
-    from ensemble_ray.definition.task import Task
     from ensemble_ray.teamfile import Runnable
 
 _SHOWN_TASKS = 3
@@ -64,26 +63,10 @@ def _from_file(file: Path) -> dict[str, object]:
     return cast("dict[str, object]", found)
 
 
-def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
-    """Return the variables of the tasks' texts, each with the tasks that use it."""
-    from ensemble_ray.plan.planner import resolve_template
-
-    needed: dict[str, list[str]] = {}
-    for position, task in enumerate(tasks, start=1):
-        for text in (task.description, task.expected_output, *(each.source for each in task.attachments)):
-            try:
-                resolve_template(text, {})
-            except PromptTemplateError as error:
-                for name in error.missing_variables:
-                    users = needed.setdefault(name, [])
-                    label = task.name or f"task {position}"
-                    if label not in users:
-                        users.append(label)
-    return needed
-
-
 def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> None:
     """The error lists all missing inputs."""
+    from ensemble_ray.plan.planner import needed_inputs
+
     values = {**ensemble.inputs, **inputs}
     needed = needed_inputs(ensemble.all_tasks)
     missing = {name: users for name, users in needed.items() if name not in values}
@@ -136,6 +119,8 @@ def input_warnings(
         if len(repeated) > 1
     ]
     if ensemble is not None:
+        from ensemble_ray.plan.planner import needed_inputs
+
         needed = needed_inputs(ensemble.all_tasks)
         spare = [name for name in inputs if name not in needed]
         lines += [f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare]

@@ -61,6 +61,9 @@ Tags = Annotated[
     list[str] | None,
     Option("--tag", metavar="NAME[=VALUE]", help="A word about the run, to find it again with runs --tag; repeatable."),
 ]
+User = Annotated[
+    str | None, Option("--user", metavar="NAME", help="For whom the run is: tools read it, and lists of runs show it.")
+]
 AsJson = Annotated[bool, Option("--json", help="Print the whole output as JSON.")]
 ItAsJson = Annotated[bool, Option("--json", help="Print it as JSON.")]
 ThemAsJson = Annotated[bool, Option("--json", help="Print them as JSON.")]
@@ -82,13 +85,15 @@ def runtime_name(choice: RuntimeName | None, recorded: object = None) -> str:
     return choice.value if choice else str(recorded or Settings.from_environment().runtime)
 
 
-def run_options(max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None) -> RunOptions | None:
+def run_options(
+    max_tokens: int | None, max_cost: float | None, tags: Sequence[str] | None = None, user: str | None = None
+) -> RunOptions | None:
     chosen = _read_tags(tags or ())
-    if max_tokens is None and max_cost is None and not chosen:
+    if max_tokens is None and max_cost is None and user is None and not chosen:
         return None
     from ensemble_ray.definition.run_options import RunOptions
 
-    return RunOptions(max_tokens=max_tokens, max_cost=max_cost, tags=chosen or None)
+    return RunOptions(max_tokens=max_tokens, max_cost=max_cost, tags=chosen or None, user=user)
 
 
 def _read_tags(words: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ensemble_ray.errors import (
     StaleEpochError,
 )
 from ensemble_ray.errors.texts import brief, message_of
-from ensemble_ray.errors.travel import is_out_of_credit
+from ensemble_ray.errors.travel import interrupts_run
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
 from ensemble_ray.execute.delegation.decisions import (
     EXPECTED_OUTPUT,
@@ -343,7 +343,7 @@ def _fatal_error(result: TaskResult) -> BaseException | None:
         return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)
     if isinstance(error, IllegalStateError | StaleEpochError | RecordError):
         return error
-    if is_out_of_credit(error):  # the delegating agent would also be refused (S-DUR-152)
+    if interrupts_run(error):  # the delegating agent would also be refused (S-DUR-152)
         return error
     cause = None if error is None else error.__cause__
     return cause if isinstance(error, AgentExecutionError) and isinstance(cause, IllegalStateError) else None

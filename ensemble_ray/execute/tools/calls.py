@@ -35,6 +35,7 @@ from ensemble_ray.llm.names import added_names, model_names
 from ensemble_ray.llm.prices import price_mark
 from ensemble_ray.ports import ChatModel, Persistence
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.run_context import CURRENT_RUN, OUTSIDE_RUN
 from ensemble_ray.tools.call import BATCH_LIMIT_S, call_batch, call_tool, truncate_output
 from ensemble_ray.tools.registry import BoundAgentTool, BoundTool, ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.tool import (
@@ -84,7 +85,10 @@ class ToolCalls:
         reserved = () if delegations is None else (delegations.spec.name,)
         tools = _NO_TOOLS
         if agent.tools:
-            context = ToolContext(agent_role=scope.order.agent_role, review_handler=tool_reviews(scope, "", ()))
+            reviews = tool_reviews(scope, "", ())
+            context = ToolContext(
+                agent_role=scope.order.agent_role, review_handler=reviews, run=CURRENT_RUN.get(OUTSIDE_RUN)
+            )
             with use_tool_context(context):
                 tools = resolve_tools(await expand_providers(agent.tools), reserved=reserved)
         if delegations is not None and tools.get(delegations.spec.name) is not None:
@@ -301,6 +305,7 @@ class ToolCalls:
             instance=order.instance,
             task_index=order.index,
             log_truncate_length=self._scope.context.tool_log_truncate_length,
+            run=CURRENT_RUN.get(OUTSIDE_RUN),
         )
         return context, reviews
 

@@ -1,6 +1,6 @@
 """Accounts of run budgets: of one process, or in the cluster's limiter actor for many processes.
 
-Messages may arrive twice or late, so each process sends the total of its spending. A restarted service has no totals:
+Messages may arrive twice, late or in another order, so each process sends the total of its spending. A restarted service has no totals:
 it refuses claims under another `life` until their process has sent its balance (S-BUD-8).
 """
 
@@ -64,7 +64,6 @@ class LocalAccount:
 
 
 class Balance(Struct, frozen=True, kw_only=True):
-    spent: Amount
     base: Amount  # spent by dead processes, as of the last reply
     claims: Mapping[str, Amount]
 
@@ -76,6 +75,7 @@ class BudgetClaim(Struct, frozen=True, kw_only=True):
     holder: str
     claim: str  # unique over all holders
     amount: Amount
+    spent: Amount  # total of the process: a report of it may still be on its way
     life: str  # life of the service that has this process's balance
     balance: Balance | None = None
 
@@ -158,14 +158,14 @@ class BudgetService:
         if balance is None and message.life != self._life:
             return BalanceRequired()
         account = self._account_of(message.budget)
-        if balance is not None:
-            new = account.update(message.holder, balance.spent, balance.base)
+        base, claims = (NOTHING, {}) if balance is None else (balance.base, balance.claims)
+        new = account.update(message.holder, message.spent, base)
 
-            def restate(budget: Budget) -> list[Verdict]:
-                budget.restate(new, balance.claims, message.holder)
-                return []
+        def restate(budget: Budget) -> list[Verdict]:
+            budget.restate(new, claims, message.holder)
+            return []
 
-            account.queue.change(restate)
+        account.queue.change(restate)
         verdict = await account.queue.ask(message.claim, message.amount, message.holder)
         match verdict:
             case Proceed():
@@ -243,9 +243,15 @@ class RemoteAccount:
 
     async def _claim(self, claim: str, amount: Amount) -> Granted | Rejected | None:
         while True:
-            balance = None if self._life else Balance(spent=self.spent, base=self._base, claims=dict(self._open))
+            balance = None if self._life else Balance(base=self._base, claims=dict(self._open))
             message = BudgetClaim(
-                budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, balance=balance
+                budget=self._budget,
+                holder=self._holder,
+                claim=claim,
+                amount=amount,
+                spent=self.spent,
+                life=self._life,
+                balance=balance,
             )
             try:
                 reply = cast("_ClaimReply", await self._service.account(message))
@@ -260,6 +266,9 @@ class RemoteAccount:
             if isinstance(reply, Granted):
                 self._life, self._base = reply.life, reply.base.at_least(self._base)
                 self._open[claim] = amount
+            if balance is not None:  # the reports of requests that ended meanwhile may have arrived before it
+                for ended in balance.claims.keys() - self._open.keys():
+                    self._start(self._send(ended))
             return reply
 
     async def _withdraw(self, claim: str, call: asyncio.Task[Granted | Rejected | None]) -> None:

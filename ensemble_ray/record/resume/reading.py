@@ -106,8 +106,10 @@ def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOption
     """Return the last options of a run, from the facts of its head, updated by `chosen`."""
     last = _newest(facts)
     recorded = recorded_options(last)
-    now = {} if chosen is None else chosen.model_dump(exclude_none=True)
-    return RunOptions(**{**_options(last), **now}) if now else recorded
+    if chosen is None:
+        return recorded
+    now = chosen.model_dump(exclude_none=True)
+    return RunOptions(**{**_options(last), **now, "deps": chosen.deps})  # deps are never recorded
 
 
 def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
@@ -120,11 +122,11 @@ def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
 
 
 def options_of_fork(header: PlanRecorded, chosen: RunOptions | None) -> Mapping[str, object] | None:
-    """Return the options of a run without its tags, updated by `chosen` (S-DUR-142)."""
+    """Return the options of a run without its tags and its user, updated by `chosen` (S-DUR-142)."""
     own = {} if chosen is None else chosen.model_dump(mode="json", exclude_none=True)
     if header.options is None:
         return own or None
-    return {**{name: value for name, value in header.options.items() if name != "tags"}, **own}
+    return {**{name: value for name, value in header.options.items() if name not in {"tags", "user"}}, **own}
 
 
 def check_larger(run_id: str, origin: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:

@@ -278,6 +278,8 @@ class BatchSession:
         for shard in (*self._filling.values(), *self._shards.values()):
             shard.close()
         await self._inner.close()
+        if self._context.deps is not None:  # an input guardrail may have needed them here
+            await self._context.deps.close()
 
     # Requests.
 

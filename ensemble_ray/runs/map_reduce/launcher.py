@@ -34,7 +34,7 @@ from ensemble_ray.record.stores import OwnedRun
 from ensemble_ray.runs.attachments import read_inputs, store_inputs
 from ensemble_ray.runs.coordinator import Coordinator, RunDirectives, RunJournal, as_error
 from ensemble_ray.runs.handle import Run
-from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, request_of
+from ensemble_ray.runs.launching import RunConclusion, RunScope, WorkSummary, check_deps_of, request_of
 from ensemble_ray.runs.map_reduce.items import ItemBuffer, ItemLog, ItemResultWriter, ItemStream
 from ensemble_ray.runs.map_reduce.orders import (
     DefinitionFactories,
@@ -105,6 +105,7 @@ class MapReduceLauncher:
         return self._journal is not None
 
     async def prepare(self, scope: RunScope) -> WorkSummary | ExitReason:
+        check_deps_of(self.definition, scope)
         self._attached = attached_inputs(await read_inputs(self._given))
         if self.definition.delivery is not None and scope.store_address is None:
             raise ValidationError(
@@ -392,7 +393,7 @@ class MapReduceLauncher:
     def _request(self, scope: RunScope, mode: CaptureMode) -> RunRequest:
         definition, resumption = self.definition, scope.resumption
         planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
-        request = request_of(scope, rules_for_tasks(definition), planned, capture_mode=mode)
+        request = request_of(scope, rules_for_tasks(definition), planned, capture_mode=mode, inputs=self._inputs)
         context = request.context
         if context.budget is None:
             return request

@@ -46,6 +46,10 @@ class RequestFailedError(Exception):
     """The text is for a model and contains no key."""
 
 
+class AddressRefusedError(RequestFailedError):
+    """The host has an address that is not public. The text names the address."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
     status: int
@@ -77,7 +81,7 @@ async def exchange(
     await threads.run(_tls)  # slow for the first time
     try:
         async with asyncio.timeout(timeout_s):
-            target = _checked_url(url)
+            target = checked_url(url)
             name = target.raw_host or ""
             addresses = await _resolve(name, target.port or 0, allow_private_hosts=allow_private_hosts)
             sent = {
@@ -150,7 +154,7 @@ async def fetch(
     raise RequestFailedError(f"more than {_MAX_REDIRECTS} redirects")
 
 
-def _checked_url(url: str) -> URL:
+def checked_url(url: str) -> URL:
     """Return a URL as it is sent: ASCII host, escaped path and query, no user, no fragment."""
     parts = urlsplit(url.strip())
     if _CONTROL.search(url.strip()):
@@ -185,7 +189,7 @@ async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequen
     if not allow_private_hosts:
         for address in addresses:
             if (word := refusal_of(address)) is not None:
-                raise RequestFailedError(f"host '{host}' is refused: {address} is a {word} address")
+                raise AddressRefusedError(f"host '{host}' is refused: {address} is a {word} address")
     return tuple(reversed(addresses.values()))
 
 
@@ -215,6 +219,8 @@ async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str
     unpacker = BodyUnpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
     read = bytearray()
     count = 0
+    if response.content.at_eof():  # chunks of an empty body, which aiohttp shares between answers, would never end
+        return read
     async for chunk, _ in response.content.iter_chunks():
         count += 1
         if count > _MAX_PIECES:

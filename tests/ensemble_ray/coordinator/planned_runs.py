@@ -28,7 +28,7 @@ class Failure:
     error_type: str = ""
     message: str = ""
     newer_epoch: int = 0
-    is_out_of_credit: bool = False
+    interrupts_run: bool = False
 
     @property
     def reason(self) -> RecordedError:

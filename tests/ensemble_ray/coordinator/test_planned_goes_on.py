@@ -244,7 +244,7 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
 async def test_run_is_interrupted_when_the_account_has_no_credit() -> None:
     """S-DUR-151, S-DUR-152: what runs is stopped, nothing starts; neither failure nor end is recorded, but the reason."""
     run = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("b",)}))
-    broke = Failure("f", "AgentExecutionError", "no credit", is_out_of_credit=True)
+    broke = Failure("f", "AgentExecutionError", "no credit", interrupts_run=True)
     await run.report(TaskResult(key="a", instance="a#0", status="failed", at=101.0, failure=broke))
     assert run.executor.stopped == ["b#0"]
     await run.report(done("b"))

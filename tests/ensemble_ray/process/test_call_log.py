@@ -71,6 +71,20 @@ def test_a_program_is_as_without_it_when_a_call_runs(
     assert silent.lines == ()
 
 
+def test_nothing_is_observed_any_more_when_a_call_is_closed_elsewhere() -> None:
+    """S-TOOL-35: as the garbage collector closes a call whose loop has ended."""
+
+    async def call() -> None:
+        with CallLog():
+            await asyncio.sleep(0)
+
+    before, abandoned = _output.calls, call()
+    contextvars.copy_context().run(abandoned.send, None)
+    assert _output.calls == before + 1
+    abandoned.close()
+    assert _output.calls == before
+
+
 def test_a_log_is_bounded_when_a_call_prints_a_lot(capsys: pytest.CaptureFixture[str]) -> None:
     """S-TOOL-35: 25 lines at both ends, of 500 characters, and how many are between them."""
     with CallLog() as lines:

@@ -13,6 +13,7 @@ import { httpSource, onKeyNeeded } from "./source/http.js";
 import { acceptDrops } from "./source/dropped.js";
 import { actorsView } from "./views/actors.js";
 import { compareView } from "./views/compare.js";
+import { evaluationsView } from "./views/evaluations.js";
 import { filesView } from "./views/files.js";
 import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
@@ -25,7 +26,7 @@ import { usageView } from "./views/usage.js";
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, usage: usageView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, usage: usageView };
 /** How often the number of open reviews is asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -46,6 +47,7 @@ function frame(app) {
     h("a", { href: "#/runs", "data-view": "runs" }, icon("list", "nav-icon"), h("span", {}, "Runs")),
     h("a", { href: "#/reviews", "data-view": "reviews" }, icon("inbox", "nav-icon"), h("span", {}, "Reviews"), waiting),
     h("a", { href: "#/trends", "data-view": "trends" }, icon("trend", "nav-icon"), h("span", {}, "Trends")),
+    h("a", { href: "#/evaluations", "data-view": "evaluations" }, icon("columns", "nav-icon"), h("span", {}, "Evaluations")),
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
     app.info.has_quotas ? h("a", { href: "#/usage", "data-view": "usage" }, icon("trend", "nav-icon"), h("span", {}, "Usage")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
@@ -169,7 +171,7 @@ async function start() {
     shown?.view.close?.();
     shown = null;
     place.textContent = dropped.info.title;
-    nav.querySelector("[data-view=trends]")?.remove();
+    for (const link of nav.querySelectorAll("[data-view=trends], [data-view=evaluations]")) link.remove();
     history.replaceState(null, "", formatRoute({ view: "run", run: dropped.run.run_id, tab: "flow" }));
     void show(app, currentRoute());
     toast("Showing the dropped file. Reload the page to go back");

@@ -5,7 +5,7 @@
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, title: string, read_only_reason: string|null, roles?: string[]|null, has_quotas?: boolean}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, title: string, read_only_reason: string|null, roles?: string[]|null, has_quotas?: boolean}} StudioInfo */
 /** @typedef {{quantity: string, limit: string, used: string, reserved: string, used_share: number, reserved_share: number}} QuotaBar */
 /** @typedef {{key: string, quotas: QuotaBar[], resets_at: number|null}} Usage */
 
@@ -109,6 +109,7 @@
  * @property {string[]} [offers]
  */
 /** @typedef {{action: "resume"|"fork"|"run", step: string|null, command: string, is_shell: boolean}} ItemRetry */
+/** @typedef {{event: string, receiver: string, state: string, attempt_count: number, error: string|null, next_attempt_at: number|null}} Delivery */
 /** @typedef {{batch: string, state: string, status: string, total: number, answered: number, failed: number, provider_batch: string}} Batch */
 /** @typedef {RunRow & RunExtra} RunDetail */
 
@@ -215,6 +216,15 @@
 /** @typedef {{ensemble: string, currency: string|null, total: TrendSums, days: TrendDay[], unusual: UnusualRun[]}} TeamTrend */
 /** @typedef {{first_day: string, last_day: string, teams: TeamTrend[], more_teams: number, runs: number, counted: number, is_complete: boolean}} Trends */
 
+/** @typedef {{id: string, team: string, created_at: number, runs: Record<string, number>, has_result: boolean, cases: number, means: Record<string, number|null>}} EvaluationRow */
+/** @typedef {{evaluations: EvaluationRow[], more: number, is_complete: boolean}} Evaluations */
+/** @typedef {{scorer: string, tag: string|null, cases: number, mean: number|null, low: number|null, high: number|null, method: string, errors: number}} ScoreRow */
+/** @typedef {{scorer: string, cases: number, earlier: number, later: number, p_value: number, verdict: "worse"|"better"|"same"}} ComparisonRow */
+/** @typedef {{value: number|null, reason: string, error: string, run_id: string}} EvaluationScore */
+/** @typedef {{run_id: string, repeat: number, state: string, output: string, error: string, duration_ms: number|null, cost: string, scores: Record<string, EvaluationScore>}} EvaluationRun */
+/** @typedef {{id: string, inputs: Record<string, string>, expected: unknown, tags: string[], runs: EvaluationRun[], earlier: EvaluationRun[], change: number}} EvaluationCase */
+/** @typedef {{id: string, team: string, repeats: number, currency: string, scores: ScoreRow[], runs: number, errors: number, p50_ms: number|null, p95_ms: number|null, tokens: number, cost: string, judge_cost: string, cases: EvaluationCase[], more_cases: number, compared: string|null, comparison: ComparisonRow[]}} EvaluationDetail */
+
 /** @typedef {{name: string, kind: "dag"|"trace"|"run"|null, problem: string|null, size_bytes: number, modified_at: number, workflow: string, tasks: number|null, duration_ms: number|null}} FileEntry */
 /** @typedef {{folder: string, files: FileEntry[], left_out: number}} FileList */
 
@@ -241,6 +251,7 @@
  * @property {(run: string, sha256: string) => Promise<Blob>} attachment
  * @property {(run: string, as: string) => Promise<Flow>} flow
  * @property {(run: string|null) => Promise<Actors>} actors
+ * @property {(run: string) => Promise<Delivery[]>} [deliveries]
  * @property {() => Promise<Review[]>} reviews
  * @property {(review: Review, body: {decision: string, text?: string, comment?: string}) => Promise<void>} decide
  * @property {(run: string) => Promise<RunPreview>} resumePreview
@@ -253,6 +264,8 @@
  * @property {(run: string, format: string) => Promise<Blob>} exported
  * @property {(run: string) => Promise<{first: number|null, runs: RunRow[]}>} series
  * @property {(days: number, ensemble: string) => Promise<Trends>} trends
+ * @property {() => Promise<Evaluations>} evaluations
+ * @property {(id: string, compare: string) => Promise<EvaluationDetail>} evaluation
  * @property {() => Promise<Usage>} usage
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file

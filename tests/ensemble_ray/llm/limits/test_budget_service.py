@@ -101,6 +101,47 @@ async def test_late_report_does_not_take_back_a_newer_one(monkeypatch: pytest.Mo
         await one.reserve(Amount(30))
 
 
+async def test_claim_that_overtakes_a_report_counts_what_it_says() -> None:
+    """S-BUD-8: messages to an actor may arrive in another order."""
+    way, arrives = Way(), asyncio.Event()
+    one = way.process("one")
+    claim = await one.reserve(Amount(40))
+
+    async def hold(message: BudgetMessage) -> None:
+        if isinstance(message, Charged):
+            await arrives.wait()
+
+    way.before = hold
+    one.charge(claim, Amount(80))
+    waiting = asyncio.create_task(one.reserve(Amount(30)))
+    await settle()
+    assert not waiting.done()
+    arrives.set()
+    with pytest.raises(BudgetExhaustedError, match="80 tokens are spent"):
+        await waiting
+
+
+async def test_reservation_ends_when_its_report_overtakes_the_balance_of_its_process() -> None:
+    """S-BUD-8: a restarted service would reserve its amount for ever."""
+    way, arrives = Way(), asyncio.Event()
+    one, two = way.process("one"), way.process("two")
+    claim = await one.reserve(Amount(60))
+    way.service = BudgetService()
+
+    async def hold(message: BudgetMessage) -> None:
+        if isinstance(message, BudgetClaim) and message.balance is not None:
+            await arrives.wait()
+
+    way.before = hold
+    waiting = asyncio.create_task(one.reserve(Amount(5)))
+    await settle()
+    one.charge(claim, Amount(10))
+    await settle()
+    arrives.set()
+    await waiting
+    await two.reserve(Amount(85))
+
+
 async def test_dead_process_gives_back_what_it_reserved() -> None:
     """S-BUD-8: what it had spent stays spent."""
     way = Way()

@@ -81,6 +81,8 @@ export function fileSource(file) {
     compare: refuse,
     series: async () => ({ first: 1, runs: [run] }),
     trends: refuse,
+    evaluations: refuse,
+    evaluation: refuse,
     usage: refuse,
     files: refuse,
     file: refuse,

@@ -122,6 +122,7 @@ export function httpSource() {
     attachment: async (run, digest) => (await ask(`runs/${quote(run)}/attachments/${quote(digest)}`)).blob(),
     flow: (run, as) => get(`runs/${quote(run)}/flow?as=${as}`),
     actors: (run) => get(run === null ? "actors" : `runs/${quote(run)}/actors`),
+    deliveries: async (run) => (await get(`runs/${quote(run)}/deliveries`)).deliveries,
     reviews: async () => (await get("reviews")).reviews,
     async decide(review, body) {
       await post(`reviews/${quote(review.run_id)}/${stepPath(review.gate_id)}`, body);
@@ -139,6 +140,8 @@ export function httpSource() {
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),
     series: (run) => get(`runs/${quote(run)}/series`),
     trends: (days, ensemble) => get(`trends?days=${days}&offset=${-new Date().getTimezoneOffset()}&ensemble=${quote(ensemble)}`),
+    evaluations: () => get("evaluations"),
+    evaluation: (id, compare) => get(`evaluations/${quote(id)}?compare=${quote(compare)}`),
     usage: () => get("quota"),
     files: () => get("files"),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),

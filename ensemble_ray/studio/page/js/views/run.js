@@ -17,6 +17,7 @@ import { stepsTab } from "./steps.js";
 import { timelineTab } from "./timeline.js";
 
 /** @typedef {import("../types.js").App} App */
+/** @typedef {import("../types.js").Delivery} Delivery */
 /** @typedef {import("../types.js").Route} Route */
 /** @typedef {import("../types.js").View} View */
 /**
@@ -29,6 +30,8 @@ import { timelineTab } from "./timeline.js";
  * @property {Record<string, (event: KeyboardEvent) => void>} [keys]
  */
 
+/** Interval of looks for webhooks. */
+const LOOK_MS = 5000;
 const WORDS = /** @type {Record<string, string>} */ ({ flow: "Flow", timeline: "Timeline", steps: "Steps", items: "Items", budget: "Budget", actors: "Actors" });
 /** @type {Record<string, (app: App, model: RunModel, route: Route) => Tab>} */
 const MAKE = { flow: flowTab, timeline: timelineTab, steps: stepsTab, items: itemsTab, budget: budgetTab, actors: actorsTab };
@@ -117,14 +120,31 @@ export async function runView(app, first) {
     side.scrollTop = 0;
   }
 
+  /** @type {Delivery[]} */
+  let deliveries = [];
+  let looks = 0;
+  /** Webhooks change beside the record: look until none is pending, and once more behind the end of the run. */
+  async function lookForDeliveries() {
+    if (!app.info.has_deliveries || model.isFile || !app.source.deliveries) return;
+    const isOpen = model.run.is_live || deliveries.some((each) => each.state === "pending");
+    looks = isOpen ? 0 : looks + 1;
+    if (looks > 2) return;
+    try {
+      deliveries = await app.source.deliveries(model.run.run_id);
+      draw();
+    } catch {
+      // the page says elsewhere that the server does not answer
+    }
+  }
+
   let drawn = "";
   function draw() {
     const run = model.run;
-    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.reused_calls, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms]);
+    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.reused_calls, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms, deliveries]);
     if (state !== drawn) {
       drawn = state;
       app.setTitle([runName(run), runLine(run)].filter(Boolean).join(" · "));
-      drawHead(app, model, head);
+      drawHead(app, model, head, deliveries);
       drawBanners(app, model, banners);
     }
     tab?.draw?.();
@@ -136,6 +156,8 @@ export async function runView(app, first) {
     const spent = head.querySelector("[data-clock]");
     if (spent && model.run.status === "running") spent.textContent = formatDuration(Date.now() - model.run.created_at);
   }, 1000);
+  const looking = app.info.has_deliveries ? window.setInterval(() => void lookForDeliveries(), LOOK_MS) : 0;
+  void lookForDeliveries();
   const unwatch = model.watch(draw);
   openTab();
   openStep();
@@ -153,6 +175,7 @@ export async function runView(app, first) {
     },
     close() {
       window.clearInterval(clock);
+      window.clearInterval(looking);
       unwatch();
       tab?.close?.();
       panel?.close();
@@ -161,12 +184,27 @@ export async function runView(app, first) {
   };
 }
 
+/** @param {Delivery} each */
+function deliveryLine(each) {
+  const words = [`${each.event} to ${each.receiver}: ${each.state}`, countOf(each.attempt_count, "attempt")];
+  if (each.error) words.push(each.error);
+  if (each.next_attempt_at && each.attempt_count) words.push(`next attempt ${formatTime(each.next_attempt_at)}`);
+  return visible(words.join(", "));
+}
+
+/** @param {Delivery[]} deliveries */
+function deliveryCounts(deliveries) {
+  const counts = ["delivered", "pending", "failed"].map((state) => ({ state, count: deliveries.filter((each) => each.state === state).length }));
+  return counts.filter(({ count }) => count).map(({ state, count }) => `${formatCount(count)} ${state}`).join(", ");
+}
+
 /**
  * @param {App} app
  * @param {RunModel} model
  * @param {HTMLElement} head
+ * @param {Delivery[]} deliveries
  */
-function drawHead(app, model, head) {
+function drawHead(app, model, head, deliveries) {
   const { run } = model;
   /** @param {string} action */
   const may = (action) => app.info.actions.includes(action) && (run.offers ?? []).includes(action) && !model.isFile;
@@ -179,6 +217,7 @@ function drawHead(app, model, head) {
     ...(run.reused_calls ? [["Reused", h("span", { title: `${formatCount(run.reused_tokens)} tokens of earlier runs` }, countOf(run.reused_calls, "answer"))]] : []),
     ["Cost", formatCost(run.cost)],
     ["Steps", progress(run.counts)],
+    ...(deliveries.length ? [["Webhooks", h("span", { class: "deliveries", title: deliveries.map(deliveryLine).join("\n") }, deliveryCounts(deliveries))]] : []),
   ];
   fill(head,
     h("div", { class: "run-title" },

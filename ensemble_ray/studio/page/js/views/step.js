@@ -53,6 +53,7 @@ export function stepPanel(app, model, id) {
     /** @param {number} by */
     const goBy = (by) => neighbours[at + by] && app.go({ params: { step: neighbours[at + by] ?? null } }, true);
     const spec = detail?.fork_spec;
+    const focused = head.contains(document.activeElement) ? document.activeElement?.getAttribute("aria-label") : null;
     fill(head,
       h("div", { class: "row" }, statusPill(step.status), h("span", { class: "badge" }, step.kind.toUpperCase()), h("code", { class: "clip muted grow", title: id }, id),
         h("button", { class: "icon-button", type: "button", title: "Step before (k)", "aria-label": "Step before", disabled: at <= 0, onclick: () => goBy(-1) }, icon("left")),
@@ -62,6 +63,7 @@ export function stepPanel(app, model, id) {
       h("h2", { class: "step-name", dir: "auto" }, oneLine(step.title || id, 200)),
       h("dl", { class: "facts" }, factsOf(step).map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value)))),
       spec && !model.isFile && app.info.actions.includes("fork") && model.run.offers?.includes("fork") && h("div", { class: "row" }, h("button", { class: "button small", type: "button", onclick: () => void forkRun(app, model, spec) }, icon("fork"), "Fork from here")));
+    if (focused) /** @type {HTMLElement|null} */ (head.querySelector(`[aria-label="${focused}"]`))?.focus();
   }
 
   /**

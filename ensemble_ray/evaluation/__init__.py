@@ -1,0 +1,1 @@
+"""Evaluate a team on cases: run it, score its outputs, summarize and compare the scores."""
