@@ -38,8 +38,9 @@ def main(argument: str) -> int:
         )
         return exit_code_of(ValidationError(str(error)))
     place, name = EndpointPlace(host=options.pop("host"), port=options.pop("port")), str(options.pop("name"))
+    drain_s = float(options.pop("drain_s", 0.0))
     try:
-        serve_until_interrupted(options, place, name=name, teams=teams)
+        serve_until_interrupted(options, place, name=name, teams=teams, drain_s=drain_s)
     except (EnsembleError, ValidationError) as error:
         write_note(describe_error(error))
         return exit_code_of(error)

@@ -45,6 +45,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     *(routes.ensembles_router, routes.runs_router, routes.control_router, routes.reviews_router),
     *(routes.capabilities_router, routes.events_router, routes.health_router, routes.metrics_router),
     routes.quota_router,
+    routes.operations_router,
     *(openai_api.model_router, openai_api.chat_router, openai_api.response_router, routes.a2a_router),
 )
 #: Headers that pages of other origins may send, and headers that they may read.

@@ -40,7 +40,7 @@ from ensemble_ray.serve.catalog import (
     parse_datasets,
     team_names,
 )
-from ensemble_ray.serve.driving.driver import RemoteRuns, driver_name
+from ensemble_ray.serve.driving.driver import RemoteRuns, drain_before_stop, driver_name
 from ensemble_ray.serve.driving.requests import DriverConfig, EndpointLimits
 from ensemble_ray.serve.driving.webhooks import check_secrets, check_team_webhooks, parse_webhooks
 from ensemble_ray.serve.middleware import body_limit
@@ -74,6 +74,7 @@ class EndpointOptions(BaseModel):
         namespace: Of the schedulers; None: `ENSEMBLE_RAY_NAMESPACE` of the deploying process, else the default one.
         public_url: Base URL in A2A cards, such as `https://teams.example.org`; None: that of the request.
         studio: Whether to serve Studio at `/studio`.
+        watch: Whether changed team files are loaded by themselves.
         replicas: Processes that answer requests.
         webhooks: Receivers of the events of all runs of a team, by its name, or `*` for all teams: a URL, or `url` and `events`; as
             text `TEAM=URL`. `ENSEMBLE_RAY_WEBHOOK_SECRET` of the cluster's head signs them.
@@ -94,6 +95,7 @@ class EndpointOptions(BaseModel):
     namespace: str | None = None
     public_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     studio: bool = True
+    watch: bool = False
     replicas: int = Field(default=1, gt=0)
     limits: EndpointLimits = EndpointLimits()
     webhooks: dict[str, NewWebhook] = Field(default_factory=dict[str, NewWebhook])
@@ -164,6 +166,7 @@ def app(options: EndpointOptions) -> Application:
         datasets=options.datasets,
         webhooks=options.webhooks,
         webhook_hosts=options.webhook_hosts,
+        watch=options.watch,
     )
 
     def api() -> FastAPI:
@@ -232,9 +235,9 @@ def check_keys(place: EndpointPlace, policy: KeyPolicy, keys: KeyStore) -> None:
 
 
 def serve_until_interrupted(
-    options: Mapping[str, object], place: EndpointPlace, *, name: str, teams: Iterable[str]
+    options: Mapping[str, object], place: EndpointPlace, *, name: str, teams: Iterable[str], drain_s: float = 0.0
 ) -> None:
-    """Serve teams until this process is interrupted or terminated.
+    """Serve teams until this process is interrupted or terminated, then drain up to `drain_s`, and stop.
 
     Raises:
         ValidationError: a team, tool or model cannot be loaded, the port is in use, or keys are needed and there are none.
@@ -264,7 +267,11 @@ def serve_until_interrupted(
         signal.signal(number, lambda *_: stopped.set())
     notify(f"Serving [{', '.join(teams)}] at {place.url} (Ctrl-C stops)")
     stopped.wait()
+    driver = spawn.existing(driver_name(name, namespace))
+    if driver is not None and drain_s > 0:
+        stopped.clear()
+        drain_before_stop(driver, drain_s, stopped)
     notify("Stopping. Open runs resume at the next start")
     cast("Any", ray_serve).shutdown()
-    if (driver := spawn.existing(driver_name(name, namespace))) is not None:
+    if driver is not None:
         ray.kill(driver, no_restart=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import time
@@ -20,7 +21,7 @@ from ensemble_ray import ChatModel, Ensemble, ExitEarlyError, IllegalStateError,
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.schemas import ChatInfo, EnsembleInfo, Refusal, TaskInfo, ToolInfo, ToolReply
-from ensemble_ray.teamfile import Runnable, find_planned_form, load_runnable
+from ensemble_ray.teamfile import Runnable, find_planned_form, is_team_file, load_runnable
 from ensemble_ray.teamfile.fields import load_model
 from ensemble_ray.teamfile.references import find_attribute, make_importable
 from ensemble_ray.tools.call import call_tool
@@ -239,11 +240,35 @@ class TeamName(Struct, frozen=True, kw_only=True):
         """Name for clients if the team declares none: the stem of its file, or the attribute (S-SRV-1)."""
         return Path(self.name).stem if self.path or ":" not in self.name else self.name.rpartition(":")[2]
 
-    def load(self, *, needs_keys: bool = True) -> ServedTeam:
+    @property
+    def target(self) -> str:
         # Only nodes that share the deployer's files know the path. Others have a copy of the working directory.
-        target = self.path if self.path and Path(self.path).is_file() else self.name
-        loaded = load_runnable(target, needs_keys=needs_keys)
-        return served_team(loaded.name or self.shown, loaded)
+        return self.path if self.path and Path(self.path).is_file() else self.name
+
+    def read(self) -> str | None:
+        """Return the text of the team's file; None: it has no file."""
+        if not is_team_file(self.target):
+            return None
+        from ensemble_ray.teamfile.team import read_team_file  # loads the parser
+
+        return read_team_file(self.target)
+
+    def load(self, *, needs_keys: bool = True) -> ServedTeam:
+        return self.load_version(self.read(), needs_keys=needs_keys)
+
+    def load_version(self, text: str | None, *, needs_keys: bool = True) -> ServedTeam:
+        """Load the team with this text of its file."""
+        loaded = load_runnable(self.target, needs_keys=needs_keys, text=text)
+        team = served_team(loaded.name or self.shown, loaded)
+        if text is None:
+            return team
+        info = team.info.model_copy(update={"version": version_of(text)})
+        return replace(team, info=info, place=self, text=text)
+
+
+def version_of(text: str) -> str:
+    """Return the version of a team with this text of its file (S-VER-20)."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class ServedTeam(Struct, frozen=True, kw_only=True):
@@ -254,6 +279,14 @@ class ServedTeam(Struct, frozen=True, kw_only=True):
     is_streaming: bool = False
     #: as above
     inputs: frozenset[str] | None = None
+    #: None: the team has no file, and so no versions
+    place: TeamName | None = None
+    text: str | None = None
+
+    @property
+    def version(self) -> str:
+        """Version of the team; empty if it has no file."""
+        return self.info.version or ""
 
     def with_models(self, models: Mapping[str, ChatModel]) -> ServedTeam:
         """Return the team with more models. The team's own have priority."""

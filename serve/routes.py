@@ -17,7 +17,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from ensemble_ray.access.admission import Right
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.callers import Callers
+from ensemble_ray.serve.callers import Caller, Callers
 from ensemble_ray.serve.middleware import FAILURES, CallerDependency, answer, failure_answer, json_text, traceparent_of
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, Sample, render_samples
 from ensemble_ray.serve.schemas import Refusal, RunStatus
@@ -291,6 +291,72 @@ async def get_quota(request: Request, caller: CallerDependency) -> JSONResponse:
     return answer(schemas.QuotaList(keys=[schemas.KeyUsage.of(each) for each in found]))
 
 
+operations_router: APIRouter = APIRouter(tags=["operations"], responses=FAILURES)
+
+
+@operations_router.get("/ensembles/{ensemble}/versions", response_model=schemas.TeamVersionList)
+async def get_versions(ensemble: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """List the loaded versions of a team's file with their shares of new runs, newest first."""
+    caller.check(Right.READ)
+    await visible_team(service, caller, ensemble)
+    return answer(await service.versions(ensemble))
+
+
+@operations_router.post("/ensembles/{ensemble}/versions", response_model=schemas.TeamVersionList)
+async def post_version(
+    ensemble: str,
+    service: ServiceDependency,
+    caller: CallerDependency,
+    asked: schemas.NewVersion = schemas.NewVersion(),  # noqa: B008  frozen
+) -> JSONResponse:
+    """Load the operator's file of a team again. Runs that were accepted before keep their version."""
+    caller.check(Right.ADMIN)
+    await visible_team(service, caller, ensemble)
+    return answer(await service.load_version(ensemble, asked))
+
+
+@operations_router.post("/ensembles/{ensemble}/versions/{version}", response_model=schemas.TeamVersionList)
+async def post_share(
+    ensemble: str, version: str, asked: schemas.NewShare, service: ServiceDependency, caller: CallerDependency
+) -> JSONResponse:
+    """Change the share of new runs that a loaded version gets."""
+    caller.check(Right.ADMIN)
+    await visible_team(service, caller, ensemble)
+    return answer(await service.share_version(ensemble, version, asked))
+
+
+def _check_operator(caller: Caller) -> None:
+    caller.check(Right.ADMIN)
+    if caller.ensembles is not None:
+        text = "A drain concerns all teams, and this key is for some of them. What to do: use a key with --teams '*'"
+        raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", text)
+
+
+@operations_router.get("/drain", response_model=schemas.DrainInfo)
+async def get_drain(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Report whether the endpoint refuses new runs, and its open runs."""
+    _check_operator(caller)
+    return answer(await service.drain_info())
+
+
+@operations_router.post("/drain", response_model=schemas.DrainInfo)
+async def post_drain(
+    service: ServiceDependency,
+    caller: CallerDependency,
+    asked: schemas.NewDrain = schemas.NewDrain(),  # noqa: B008  frozen
+) -> JSONResponse:
+    """Refuse new runs from now on. Accepted runs continue."""
+    _check_operator(caller)
+    return answer(await service.drain(asked, by=caller.name))
+
+
+@operations_router.post("/drain/end", response_model=schemas.DrainInfo)
+async def post_drain_end(service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
+    """Accept new runs again."""
+    _check_operator(caller)
+    return answer(await service.end_drain())
+
+
 health_router: APIRouter = APIRouter(tags=["health"], responses=FAILURES)
 _PATIENCE_S = 5.0
 
@@ -303,13 +369,16 @@ async def get_health() -> schemas.Health:
 
 @health_router.get("/readyz")
 async def get_readiness(service: ServiceDependency) -> schemas.Health:
-    """Report whether runs can start: the driver answers, and its teams are loaded."""
+    """Report whether runs can start: the driver answers, its teams are loaded, and it does not drain."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await service.ensembles()
+            found = await service.drain_info()
     except TimeoutError:
         text = "The driver of the runs does not answer"
         raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5) from None
+    if found.state != "serving":
+        raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "DRAINING", f"The endpoint is {found.state}", retry_after_s=10)
     return schemas.Health(status="ok")
 
 

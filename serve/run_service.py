@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.run_driver import Outcome
 
 
-_COUNTED = frozenset({"QUEUE_FULL", "QUOTA_EXCEEDED", "RATE_LIMITED", "UNAUTHENTICATED"})
+_COUNTED = frozenset({"DRAINING", "QUEUE_FULL", "QUOTA_EXCEEDED", "RATE_LIMITED", "UNAUTHENTICATED"})
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
@@ -75,7 +75,25 @@ DELIVERIES = Metric(
     description="Attempts to deliver webhooks: delivered, retried (it failed, and another one follows), failed (it was the last)",
     labels=("ensemble", "outcome"),
 )
-METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED, DELIVERIES, KEY_USAGE)
+VERSION_SHARE = Metric(
+    name="ensemble_ray_version_share",
+    kind=MetricKind.GAUGE,
+    description="Share of new runs that a loaded version of a team's file gets, 0 to 1",
+    labels=("ensemble", "version"),
+)
+VERSION_ENDED = Metric(
+    name="ensemble_ray_version_runs_ended_total",
+    kind=MetricKind.COUNTER,
+    description="Runs that ended, by the version of their team's file",
+    labels=("ensemble", "version", "status"),
+)
+DRAINING = Metric(
+    name="ensemble_ray_draining",
+    kind=MetricKind.GAUGE,
+    description="1 while the endpoint refuses new runs because it drains, else 0",
+    labels=(),
+)
+METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED, DELIVERIES, VERSION_SHARE, VERSION_ENDED, DRAINING, KEY_USAGE)
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -110,9 +128,20 @@ class RunTally:
         self._put(RUNS, (team, "running"), queue.running)
         self._put(RUNS, (team, "waiting"), queue.waiting)
 
-    def end(self, team: str, outcome: Outcome) -> None:
+    def set_draining(self, is_draining: bool) -> None:  # noqa: FBT001  the value of the gauge
+        self._put(DRAINING, (), float(is_draining))
+
+    def set_shares(self, team: str, shares: Mapping[str, float]) -> None:
+        """Record the shares of a team's versions. Versions that are gone have none."""
+        known = {values[1] for metric, values in self._amounts if metric is VERSION_SHARE and values[0] == team}
+        for version in known | shares.keys():
+            self._put(VERSION_SHARE, (team, version), shares.get(version, 0.0))
+
+    def end(self, team: str, outcome: Outcome, version: str | None = None) -> None:
         """Record the end of a run and the usage of its completed tasks."""
         self._add(ENDED, (team, outcome.status.value), 1)
+        if version is not None:
+            self._add(VERSION_ENDED, (team, version, outcome.status.value), 1)
         if outcome.result is not None:
             self._spend(team, [outcome.result.metrics])
         elif outcome.error is not None:
@@ -166,7 +195,8 @@ def render_samples(samples: Sequence[Sample]) -> str:
         for each in found:
             pairs = zip(metric.labels, each.values, strict=True)
             labels = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs)
-            lines.append(f"{metric.name}{{{labels}}} {each.amount:.12g}")
+            shown = f"{{{labels}}}" if labels else ""
+            lines.append(f"{metric.name}{shown} {each.amount:.12g}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -255,6 +285,30 @@ class RunService(Protocol):
 
         `Refusal`: the gate is closed, or `roles`, unless None, lacks the role that the gate requires.
         """
+        ...
+
+    async def drain_info(self) -> schemas.DrainInfo:
+        """Return whether new runs are refused, and the open runs."""
+        ...
+
+    async def drain(self, asked: schemas.NewDrain, *, by: str = "") -> schemas.DrainInfo:
+        """Refuse new runs from now on. Accepted ones continue."""
+        ...
+
+    async def end_drain(self) -> schemas.DrainInfo:
+        """Accept new runs again."""
+        ...
+
+    async def versions(self, ensemble: str) -> schemas.TeamVersionList:
+        """Return the loaded versions of a team. `Refusal`: the team has no file."""
+        ...
+
+    async def load_version(self, ensemble: str, asked: schemas.NewVersion) -> schemas.TeamVersionList:
+        """Load the file of a team again. `Refusal`: it has none, or its text cannot be served; the versions before stay."""
+        ...
+
+    async def share_version(self, ensemble: str, version: str, asked: schemas.NewShare) -> schemas.TeamVersionList:
+        """Change the share of new runs that a version gets."""
         ...
 
     async def capabilities(self) -> schemas.Capabilities:

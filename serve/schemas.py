@@ -386,6 +386,19 @@ class RunPriority(StrEnum):
     HIGH = "high"
 
 
+class QueuePlace(Wire):
+    """The place of a run that waits for its turn.
+
+    Attributes:
+        position: 1: the next run of its team.
+        estimated_start_s: Seconds until its turn, by recent durations of the team's runs; null: unknown.
+    """
+
+    priority: RunPriority
+    position: int
+    estimated_start_s: float | None
+
+
 class NewRun(Wire):
     """Body of `POST /runs`.
 
@@ -402,6 +415,7 @@ class NewRun(Wire):
         priority: Order in the queue; null: `normal`. Runs that wait for long overtake runs of a higher priority.
         webhook: Receiver of the end of this run and of its reviews.
         user: For whom the run is; needs the right `admin`. Default: the name of the caller's key.
+        version: A version of the team from `GET /ensembles/{ensemble}/versions`; null: the shares of the versions decide.
     """
 
     ensemble: _Name | None = None
@@ -418,19 +432,7 @@ class NewRun(Wire):
     user: Annotated[str, Expressible, Field(min_length=1, max_length=256)] | None = Field(
         default=None, exclude_if=is_none
     )
-
-
-class QueuePlace(Wire):
-    """The place of a run that waits for its turn.
-
-    Attributes:
-        position: 1: the next run of its team.
-        estimated_start_s: Seconds until its turn, by recent durations of the team's runs; null: unknown.
-    """
-
-    priority: RunPriority
-    position: int
-    estimated_start_s: float | None
+    version: _Name | None = Field(default=None, exclude_if=is_none)
 
 
 class AcceptedRun(Wire):
@@ -454,6 +456,7 @@ class RunSummary(Wire):
 
     Attributes:
         queue: Left out unless the run waits for its turn.
+        version: Version of the team's file; left out if the team has no file.
     """
 
     run_id: str
@@ -463,6 +466,7 @@ class RunSummary(Wire):
     created_at: datetime
     ended_at: datetime | None
     queue: QueuePlace | None = Field(default=None, exclude_if=is_none)
+    version: str | None = Field(default=None, exclude_if=is_none)
 
 
 class OpenReview(Wire):
@@ -599,6 +603,8 @@ class EnsembleInfo(Wire):
         tasks: Number of tasks; null if a run creates its tasks.
         takes_items: Whether a run may bring its own items.
         chat: How it answers as a model.
+        version: Version of its file that gets most new runs; left out if the team has no file.
+        loaded_at: Time at which that version was first loaded.
     """
 
     name: str
@@ -609,12 +615,97 @@ class EnsembleInfo(Wire):
     tasks: int | None
     takes_items: bool = False
     chat: ChatInfo = ChatInfo()
+    version: str | None = Field(default=None, exclude_if=is_none)
+    loaded_at: datetime | None = Field(default=None, exclude_if=is_none)
 
 
 class EnsembleList(Wire):
     """Answer to `GET /ensembles`."""
 
     ensembles: list[EnsembleInfo]
+
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class NewVersion(Wire):
+    """Body of `POST /ensembles/{ensemble}/versions`.
+
+    Attributes:
+        share: Part of the new runs that the version gets, 0 to 1.
+    """
+
+    share: _Share = 1.0
+
+
+class NewShare(Wire):
+    """Body of `POST /ensembles/{ensemble}/versions/{version}`.
+
+    Attributes:
+        share: Part of the new runs that the version gets: 1 promotes it, 0 rolls it back.
+    """
+
+    share: _Share
+
+
+class TeamVersionInfo(Wire):
+    """A loaded version of a team's file.
+
+    Attributes:
+        share: Part of the new runs that it gets, 0 to 1.
+        open_runs: Accepted runs of this version that have not ended.
+    """
+
+    version: str
+    share: float
+    loaded_at: datetime
+    open_runs: int
+
+
+class TeamVersionList(Wire):
+    """Answer to the requests below `/ensembles/{ensemble}/versions`: the newest version first."""
+
+    ensemble: str
+    versions: list[TeamVersionInfo]
+
+
+class NewDrain(Wire):
+    """Body of `POST /drain`.
+
+    Attributes:
+        timeout_s: The endpoint accepts runs again if some are still open after this time, s; null: it drains until an end.
+    """
+
+    timeout_s: float | None = Field(default=None, gt=0, le=_LONGEST_TTL_S)
+
+
+class OpenRuns(Wire):
+    """Numbers of accepted runs that have not ended: not started, running, waiting for people."""
+
+    accepted: int
+    running: int
+    waiting: int
+
+    @property
+    def total(self) -> int:
+        return self.accepted + self.running + self.waiting
+
+
+class DrainInfo(Wire):
+    """Answer to `GET /drain`, `POST /drain` and `POST /drain/end`.
+
+    Attributes:
+        state: `serving`; `draining`: new runs are refused, accepted ones continue; `drained`: no run is open any more.
+        since: Start of the drain; null while serving.
+        until: Time at which the drain ends if runs are still open; null: no limit.
+        by: Name of the caller that started it; empty if unknown.
+    """
+
+    state: Literal["serving", "draining", "drained"]
+    open: OpenRuns
+    since: datetime | None = None
+    until: datetime | None = None
+    by: Text = ""
 
 
 class RunEvent(Wire):

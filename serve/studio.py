@@ -20,12 +20,21 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
 from ensemble_ray.serve.run_service import LARGEST_PAGE, RunService
-from ensemble_ray.serve.schemas import NewDecision, Refusal, ReviewConflict, RunFilter, Verdict
+from ensemble_ray.serve.schemas import NewDecision, Refusal, ReviewConflict, RunFilter, TeamVersionInfo, Verdict
 from ensemble_ray.studio.app import Studio, studio_app
-from ensemble_ray.studio.http_server import StudioRefusal, not_found
+from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
 from ensemble_ray.studio.processes import Cluster, RunProcesses
 from ensemble_ray.studio.reading import StudioReader
-from ensemble_ray.studio.schemas import Decision, DeliverySchema, NewFork, ReviewSchema, RunPreview
+from ensemble_ray.studio.schemas import (
+    Decision,
+    DeliverySchema,
+    EndpointState,
+    NewFork,
+    ReviewSchema,
+    RunPreview,
+    VersionedTeam,
+    VersionRow,
+)
 from ensemble_ray.values.metrics import ClusterDescription
 
 _LASTING_S = 2.0
@@ -48,6 +57,7 @@ def endpoint_studio(service: Callable[[], RunService]) -> FastAPI:
         offers=("cancel", "decide"),
         processes=RunProcesses(store, reader, _OwnCluster()),
         deliveries=lambda run_id: _deliveries(service(), run_id),
+        endpoint=lambda visitor, has_versions: _endpoint_state(service(), visitor, has_versions=has_versions),
     )
     return studio_app(studio)
 
@@ -75,6 +85,8 @@ class _CallerOfEndpoint(Struct, frozen=True):
     #: None: all recorded runs
     run_ids: frozenset[str] | None
     sees_cluster: bool = True
+    #: names of teams; None: all
+    ensembles: frozenset[str] | None = None
     roles: frozenset[str] | None = None
     standing: Standing | None = None
 
@@ -84,6 +96,30 @@ class _CallerOfEndpoint(Struct, frozen=True):
 
     def may_see(self, run: RecordedRun) -> bool:
         return self.run_ids is None or run.run_id in self.run_ids
+
+
+async def _endpoint_state(service: RunService, visitor: Visitor, *, has_versions: bool) -> EndpointState:
+    """Return the state of the endpoint, and the versions of the teams that a visitor sees."""
+    seen = visitor.ensembles if isinstance(visitor, _CallerOfEndpoint) else None
+    try:
+        drain = await service.drain_info()
+        teams: list[VersionedTeam] = []
+        for each in await service.ensembles() if has_versions else ():
+            if seen is None or each.name in seen:
+                listed = [] if each.version is None else (await service.versions(each.name)).versions
+                teams.append(VersionedTeam(ensemble=each.name, versions=[_row_of(version) for version in listed]))
+    except Refusal as refusal:
+        raise _as_studio(refusal) from refusal
+    return EndpointState(drain=drain.state, open_runs=drain.open.total if seen is None else None, teams=teams)
+
+
+def _row_of(version: TeamVersionInfo) -> VersionRow:
+    return VersionRow(
+        version=version.version,
+        share=version.share,
+        open_runs=version.open_runs,
+        loaded_at=int(version.loaded_at.timestamp() * 1000),
+    )
 
 
 class _OwnCluster:
@@ -122,7 +158,11 @@ class _EndpointGuard:
             self._accepted = {teams: each for teams, each in self._accepted.items() if not each.is_old}
             accepted = self._accepted[caller.ensembles] = _AcceptedRuns(self._service, caller.ensembles)
         sees_cluster = Right.ADMIN in caller.rights
-        return _CallerOfEndpoint(caller.name, await accepted.run_ids(), sees_cluster, caller.roles, caller.standing)
+        return _CallerOfEndpoint(
+            *(caller.name, await accepted.run_ids(), sees_cluster, caller.ensembles),
+            roles=caller.roles,
+            standing=caller.standing,
+        )
 
 
 class _AcceptedRuns:

@@ -22,7 +22,8 @@ _PLACES = {
     "trace": "commands.runs:trace", "actors": "commands.studio:actors", "reviews": "commands.reviews:reviews",
     "review": "commands.reviews:review", "resume": "commands.run:resume", "fork": "commands.run:fork",
     "cancel": "commands.runs:cancel", "delete": "commands.runs:delete", "prune": "commands.runs:prune",
-    "studio": "commands.studio:studio", "serve": "commands.serve:serve", "mcp": "commands.serve:mcp",
+    "studio": "commands.studio:studio", "serve": "commands.serve:serve",
+    "drain": "commands.endpoint:drain", "reload": "commands.endpoint:reload", "versions": "commands.endpoint:versions", "mcp": "commands.serve:mcp",
     "demo": "commands.demo:demo", "doctor": "commands.doctor:doctor", "schema": "commands.schema:schema",
     "version": "app:version",
 }  # fmt: skip

@@ -57,6 +57,8 @@ class Studio(Struct, frozen=True, kw_only=True):
     live: Callable[[str], LiveEvents | None] | None = None  # live events of a run of this process
     files: FilesFolder | None = None
     deliveries: Callable[[str], Coroutine[None, None, Sequence[schemas.DeliverySchema]]] | None = None  # by run id
+    #: state of the endpoint that serves the page, with or without versions of its teams
+    endpoint: Callable[[http_server.Visitor, bool], Awaitable[schemas.EndpointState]] | None = None
     #: held by an export or a file
     documents: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_MOST_DOCUMENTS))
 
@@ -67,6 +69,7 @@ class Studio(Struct, frozen=True, kw_only=True):
             has_actors=self.processes is not None,
             has_files=self.files is not None and visitor.sees_all,
             has_deliveries=self.deliveries is not None,
+            has_teams=self.endpoint is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,
             roles=None if visitor.roles is None else sorted(visitor.roles),
@@ -382,7 +385,9 @@ async def write_run(
     exported = ExportedRun(
         version=info.version,
         exported_at=round(time.time() * 1000),
-        info=info.model_copy(update={"actions": [], "has_actors": False, "has_files": False, "has_deliveries": False}),
+        info=info.model_copy(
+            update={"actions": [], "has_actors": False, "has_files": False, "has_deliveries": False, "has_teams": False}
+        ),
         run=run,
         steps=steps,
         flows=ExportedFlows(
@@ -481,6 +486,14 @@ async def get_quota(studio: StudioDependency, request: Request) -> Response:
 @router.get("/info")
 async def get_info(studio: StudioDependency, request: Request) -> Response:
     return answer(studio.info(await studio.guard.admit(request, Right.READ)))
+
+
+@router.get("/endpoint")
+async def get_endpoint(studio: StudioDependency, request: Request, *, versions: bool = False) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    if studio.endpoint is None:
+        raise http_server.not_found("endpoint", studio.title)
+    return answer(await studio.endpoint(visitor, versions))
 
 
 @router.get("/runs")

@@ -216,6 +216,7 @@ class StudioInfo(StudioSchema):
     has_actors: bool
     has_files: bool = False  # a folder with graphs and traces
     has_deliveries: bool = False  # runs may have webhooks
+    has_teams: bool = False  # an endpoint's, with versions
     title: str  # of the place
     read_only_reason: str | None = None
     roles: list[Text] | None = None  # of the reader's key; null: no key identifies the reader
@@ -259,6 +260,26 @@ class QuotaSchema(StudioSchema):
                 )
             )
         return cls(key=standing.key, quotas=bars, resets_at=round(standing.resets_at.timestamp() * 1000))
+
+
+class VersionRow(StudioSchema):
+    version: str
+    share: float  # of new runs, 0 to 1
+    open_runs: int
+    loaded_at: Millis
+
+
+class VersionedTeam(StudioSchema):
+    ensemble: Text
+    versions: list[VersionRow]  # newest first; empty: the team has no file
+
+
+class EndpointState(StudioSchema):
+    """Answer to `GET api/studio/endpoint`."""
+
+    drain: Literal["serving", "draining", "drained"]
+    open_runs: int | None  # None: the visitor sees only some teams
+    teams: list[VersionedTeam]  # empty unless versions are requested
 
 
 class RunRow(StudioSchema):

@@ -36,6 +36,11 @@ _YAML = {".yaml", ".yml"}
 _LOADER_OVERRIDES = {"directory", "llm", "workflow"}  # others are arguments of the user's factory
 
 
+def is_team_file(target: str) -> bool:
+    """Return whether a target is the path of a YAML file."""
+    return Path(target).suffix.lower() in _YAML
+
+
 def load_ensemble(
     target: str,
     *,
@@ -71,10 +76,12 @@ def load_runnable(
     llm: str | ChatModel | Sequence[ChatModel | str] | None = None,
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
+    text: str | None = None,
 ) -> Runnable:
     """Load the team of a YAML file, or of `module:attribute`: a team or a callable that makes one.
 
-    `llm` replaces every model. If not `needs_keys`, the team is only inspected. `arguments` are for the callable.
+    `llm` replaces every model. If not `needs_keys`, the team is only inspected. `arguments` are for the callable. `text` replaces the
+    content of the file.
     """
     model = None
     if llm is not None:
@@ -82,10 +89,10 @@ def load_runnable(
 
         model = resolve_chain(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
-    if Path(target).suffix.lower() in _YAML:
+    if is_team_file(target):
         from ensemble_ray.teamfile.team import load_team_file
 
-        loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
+        loaded = load_team_file(target, llm=model, needs_keys=needs_keys, text=text)
         return loaded.with_origin(loaded.origin or target, chosen)
     if is_reference(target):
         make_importable(Path.cwd())

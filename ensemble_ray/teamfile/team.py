@@ -59,11 +59,17 @@ _OUTPUT = ".output"
 
 
 def load_team_file(
-    target: str, *, llm: ChatModel | None = None, needs_keys: bool = True, items: ItemSource | None = None
+    target: str,
+    *,
+    llm: ChatModel | None = None,
+    needs_keys: bool = True,
+    items: ItemSource | None = None,
+    text: str | None = None,
 ) -> Ensemble | MapReduceEnsemble | MapEnsemble:
-    """Load the team of a YAML file, or report all mistakes."""
+    """Load the team of a YAML file, or report all mistakes. `text` replaces the content of the file."""
     path = Path(target).expanduser()
-    text = _read_text(path, target)
+    if text is None:
+        text = read_team_file(target)
     problems = Problems(target)
     root = read_document(text, problems)
     problems.check()
@@ -82,7 +88,7 @@ def load_evaluation_keys(target: str) -> EvaluationKeys | None:
     """Read the section `evaluation` of a team file; None: it has none. `load_team_file` reports the mistakes of other sections."""
     path = Path(target).expanduser()
     problems = Problems(target)
-    root = read_document(_read_text(path, target), problems)
+    root = read_document(read_team_file(target), problems)
     problems.check()
     if not isinstance(root, Entries) or "evaluation" not in root:
         return None
@@ -112,7 +118,9 @@ def team_schema() -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", _convert(schema, is_map=False))
 
 
-def _read_text(path: Path, target: str) -> str:
+def read_team_file(target: str) -> str:
+    """Return the text of a team file."""
+    path = Path(target).expanduser()
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -27,14 +27,17 @@ from ensemble_ray.record.stores import RunStore
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog
 from ensemble_ray.serve.driving import requests, run_driver
+from ensemble_ray.serve.driving.draining import DrainSwitch
 from ensemble_ray.serve.driving.ledger import LedgerEntry, LedgerLostError, RunLedger
 from ensemble_ray.serve.driving.queue import RunQueue
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunsTeam
 from ensemble_ray.serve.driving.usage import UsageWriter
+from ensemble_ray.serve.driving.versions import WATCH_S, FileWatch, TeamVersions, count_by_version
 from ensemble_ray.serve.driving.webhooks import NewDeliveries, WebhookRules, Webhooks
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunTally, Sample
 from ensemble_ray.serve.schemas import Refusal, RunStatus
+from ensemble_ray.values.ids import new_run_id
 
 M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 _EXIT_REASONS = {RunStatus.FAILED: "error", RunStatus.REJECTED: "error"}
@@ -178,10 +181,14 @@ class DrivenRuns:
         datasets: DatasetCatalog | None = None,
         webhooks: WebhookRules | None = None,
         on_lost: Callable[[RunExistsError], object] | None = None,
+        deployed_at: float = 0.0,
+        watch: bool = False,
     ) -> None:
-        """Prepare the runs. `on_lost` is called on the library's loop when another process owns the ledger."""
-        self._teams: dict[str, ServedTeam] = {}
-        self._models = models or {}
+        """Prepare the runs.
+
+        `on_lost` is called on the library's loop when another process owns the ledger. `deployed_at` is a Unix time, s: a drain and the
+        shares of versions of an earlier deployment end. `watch`: load changed team files.
+        """
         self._ledger = ledger
         self._tools = tools or ToolCatalog()
         self._limits = limits or EndpointLimits()
@@ -196,6 +203,10 @@ class DrivenRuns:
         self._usage = UsageWriter(ledger, self._tally.charge, self._limits.quota_zone, lambda: self._store)
         self._ends = run_driver.EndWriter(ledger, self._usage, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedRecordReader(self._store)
+        self._versions = TeamVersions(ledger, models or {}, deployed_at=deployed_at)
+        self._watch = FileWatch() if watch else None
+        self._watching: asyncio.Task[None] | None = None
+        self._drain = DrainSwitch(ledger, self._count_open, deployed_at=deployed_at, on_change=self._tally.set_draining)
         self._views = DrivenRunViews(ledger, self._active, lambda: self._store, self._queues)
         self._webhooks = Webhooks(
             *(ledger, webhooks or WebhookRules(), lambda: self._store),
@@ -209,7 +220,7 @@ class DrivenRuns:
 
     def serve(self, name: str, team: ServedTeam) -> None:
         """Start to serve a team, or replace it for new runs."""
-        self._teams[name] = team.with_models(self._models)
+        self._versions.serve(name, team)
         limits, on_change = self._limits, partial(self._tally.set_gauges, name)
         self._queues.setdefault(name, RunQueue(limits.max_running, on_change, step_s=limits.priority_step_s))
 
@@ -218,13 +229,13 @@ class DrivenRuns:
         return store_at(self._runtime.store_address)
 
     async def ensembles(self) -> Sequence[schemas.EnsembleInfo]:
-        return [self._teams[name].info for name in sorted(self._teams)]
+        return [team.info for _, team in sorted(self._versions.teams.items())]
 
     async def metrics(self) -> Sequence[Sample]:
         return self._tally.samples()
 
     async def capabilities(self) -> schemas.Capabilities:
-        teams = sorted(self._teams.items())
+        teams = sorted(self._versions.teams.items())
         tasks = [task for _, team in teams for task in team.tasks]
         models = [
             schemas.ModelInfo(ensemble=name, name=each)
@@ -274,19 +285,29 @@ class DrivenRuns:
         self, asked: schemas.NewRun, *, idempotency_key: str | None = None, account: Account | None = None
     ) -> schemas.AcceptedRun:
         key = idempotency_key
-        team = requests.team_of(asked.ensemble, self._teams)
-        wanted, unknown = await threads.run(
-            requests.checked_entry, asked, team, self._limits, key, tools=self._tools.entries, datasets=self._datasets
-        )
+        name = requests.team_of(asked.ensemble, self._versions.teams).info.name
+        try:
+            # A repeated request has the same key, or the same id.
+            team = self._versions.assign(name, asked.version, key or asked.run_id or new_run_id())
+            tools, datasets = self._tools.entries, self._datasets
+            wanted, unknown = await threads.run(
+                requests.checked_entry, asked, team, self._limits, key, tools=tools, datasets=datasets
+            )
+        except Refusal:
+            # The run was perhaps accepted with another version of the team.
+            if (earlier := await self._find_repeated(asked, key)) is not None:
+                return earlier
+            raise
         async with self._accepting:
-            found = None if key is None else await threads.run(self._ledger.find_key, key)
-            found = found or await threads.run(self._ledger.find, wanted.run_id)
+            found = await self._find_earlier(wanted.run_id, key)
             if found is not None:
                 place = self._views.place(found.run_id)
                 return requests.answer_repetition(found, wanted).model_copy(update={"queue": place})
             if unknown is not None:
                 raise unknown
             self._webhooks.check(asked, team.info.name)
+            self._drain.check()
+            self._versions.check_loaded(team)
             queue = self._queues[team.info.name]
             if queue.running + queue.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {queue.running} running and {queue.queued} queued runs: try again later"
@@ -304,8 +325,17 @@ class DrivenRuns:
         await asyncio.sleep(0)  # the run enters its queue
         return requests.answer_accepted(wanted).model_copy(update={"queue": queue.place(active)})
 
+    async def _find_earlier(self, run_id: str, key: str | None) -> LedgerEntry | None:
+        found = None if key is None else await threads.run(self._ledger.find_key, key)
+        return found or await threads.run(self._ledger.find, run_id)
+
+    async def _find_repeated(self, asked: schemas.NewRun, key: str | None) -> schemas.AcceptedRun | None:
+        found = await self._find_earlier(asked.run_id or "", key)
+        is_same = found is not None and found.digest == requests.digest_of(asked, found.ensemble)
+        return requests.answer_accepted(found) if found is not None and is_same else None
+
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
-        team = self._teams[entry.ensemble]
+        team = self._versions.recovered(entry.ensemble, entry.version)
         allowance = self._usage.allowance_of(entry.run_id)
         return ActiveRun(entry=entry, team=team, asked=entry.request or schemas.NewRun(), allowance=allowance)
 
@@ -336,7 +366,7 @@ class DrivenRuns:
         except Exception as error:  # noqa: BLE001  waiting clients must get an answer after any defect
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = run_driver.outcome_of_defect(error, run_id)
-        self._tally.end(active.entry.ensemble, outcome)
+        self._tally.end(active.entry.ensemble, outcome, active.entry.version)
         ended = run_driver.detail_of(active.entry, outcome)
         await self._usage.charge(run_id, active.team.definition, ended)
         await self._store_end(active, ended)
@@ -390,7 +420,13 @@ class DrivenRuns:
         entries = await threads.run(self._ledger.list_unfinished)
         await self._usage.load(each.run_id for each in entries)
         await self._webhooks.recover()
-        known = [self._activate(each) for each in entries if each.ensemble in self._teams]
+        await self._drain.restore()
+        await self._versions.restore(lambda: {(each.ensemble, each.version) for each in entries})
+        self._note_shares()
+        if self._watch is not None:
+            self._watching = asyncio.create_task(self._watch_files(self._watch))
+        teams = self._versions.teams
+        known = [self._activate(each) for each in entries if each.ensemble in teams]
         # Those that had begun first, and then the others in the order of their queue.
         known.sort(
             key=lambda each: (
@@ -401,7 +437,7 @@ class DrivenRuns:
         )
         for active in known:
             self._begin(active, is_recovered=True)
-        if left := [each for each in entries if each.ensemble not in self._teams]:
+        if left := [each for each in entries if each.ensemble not in teams]:
             _log.warning("%d runs belong to teams that this endpoint no longer serves. They are not resumed", len(left))
             for entry in left:
                 with contextlib.suppress(RecordError):  # the ledger may lack an end that the record has
@@ -416,12 +452,77 @@ class DrivenRuns:
     @_on_library_loop
     async def close(self) -> None:
         """Release the ledger. The next process resumes the open runs."""
+        self._drain.close()
         tasks = [active.task for active in self._active.values() if active.task is not None]
+        tasks += [] if self._watching is None else [self._watching]
         for task in tasks:
             task.cancel()
         tasks += self._webhooks.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         await threads.run(self._ledger.close)
+
+    def _open_runs(self) -> Sequence[ActiveRun]:
+        return [active for active in self._active.values() if active.ended is None]
+
+    def _count_open(self) -> schemas.OpenRuns:
+        found = self._open_runs()
+        waiting = sum(active.is_aside for active in found)
+        running = sum(active.has_begun and not active.is_aside for active in found)
+        return schemas.OpenRuns(accepted=len(found) - running - waiting, running=running, waiting=waiting)
+
+    @_on_library_loop
+    async def drain_info(self) -> schemas.DrainInfo:
+        return self._drain.info()
+
+    @_on_library_loop
+    async def drain(self, asked: schemas.NewDrain, *, by: str = "") -> schemas.DrainInfo:
+        async with self._accepting:  # a run that is being accepted counts as open
+            await self._drain.begin(asked.timeout_s, by)
+        return self._drain.info()
+
+    @_on_library_loop
+    async def end_drain(self) -> schemas.DrainInfo:
+        await self._drain.end()
+        return self._drain.info()
+
+    def _used_versions(self) -> Sequence[tuple[str, str | None]]:
+        return [(active.entry.ensemble, active.entry.version) for active in self._open_runs()]
+
+    def _list_versions(self, ensemble: str) -> schemas.TeamVersionList:
+        counts = count_by_version(self._used_versions(), ensemble)
+        return schemas.TeamVersionList(ensemble=ensemble, versions=self._versions.infos(ensemble, counts))
+
+    def _note_shares(self) -> None:
+        for name, shares in self._versions.shares().items():
+            self._tally.set_shares(name, shares)
+
+    @_on_library_loop
+    async def versions(self, ensemble: str) -> schemas.TeamVersionList:
+        return self._list_versions(ensemble)
+
+    @_on_library_loop
+    async def load_version(self, ensemble: str, asked: schemas.NewVersion) -> schemas.TeamVersionList:
+        await self._versions.add(ensemble, asked.share, self._used_versions)
+        self._note_shares()
+        return self._list_versions(ensemble)
+
+    @_on_library_loop
+    async def share_version(self, ensemble: str, version: str, asked: schemas.NewShare) -> schemas.TeamVersionList:
+        await self._versions.share(ensemble, version, asked.share, self._used_versions)
+        self._note_shares()
+        return self._list_versions(ensemble)
+
+    async def _watch_files(self, watch: FileWatch) -> None:
+        while True:
+            try:
+                await self._versions.load_changed(watch, self._used_versions)
+                self._note_shares()
+            except LedgerLostError as error:
+                self._lose(error)
+                return
+            except Exception as error:  # noqa: BLE001  the next look may succeed
+                _log.warning("Changed team files cannot be loaded: %s", describe(error))
+            await asyncio.sleep(WATCH_S)
 
     async def _get_open_run(self, run_id: str) -> ActiveRun:
         active = self._active.get(run_id)

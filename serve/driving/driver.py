@@ -10,6 +10,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -32,7 +34,7 @@ from ensemble_ray.actors.link.reach import reach
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.process.concurrency import submit, threads
-from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.context import bounded_logger, notify
 from ensemble_ray.record.following import RunFollower
 from ensemble_ray.serve.callers import Caller, CallerCache
 from ensemble_ray.serve.catalog import load_catalog, load_datasets, load_models, load_teams
@@ -41,7 +43,16 @@ from ensemble_ray.serve.driving.ledger import LedgerLostError, RunLedger, open_l
 from ensemble_ray.serve.driving.requests import DriverConfig
 from ensemble_ray.serve.driving.webhooks import driver_rules
 from ensemble_ray.serve.run_service import METRICS, Metric, MetricKind, RunService, RunTally, Sample
-from ensemble_ray.serve.schemas import AcceptedRun, EnsembleInfo, NewRun, Refusal, RunDetail, RunEvent
+from ensemble_ray.serve.schemas import (
+    AcceptedRun,
+    DrainInfo,
+    EnsembleInfo,
+    NewDrain,
+    NewRun,
+    Refusal,
+    RunDetail,
+    RunEvent,
+)
 from ensemble_ray.values.ids import new_run_id
 
 _log = bounded_logger(__name__)
@@ -52,6 +63,8 @@ _KEPT_READERS = 2000
 #: Time to send replies before this process exits, s.
 _LEAVING_S = 1.0
 _OPENING_S = 60.0
+#: Interval of looks at a drain, s.
+_DRAIN_LOOK_S = 0.5
 
 
 class RayExporter:
@@ -108,6 +121,8 @@ class RunDriver:
             datasets=datasets,
             webhooks=driver_rules(config.webhooks, config.webhook_hosts),
             on_lost=self._leave,
+            deployed_at=config.deployed_at,
+            watch=config.watch,
         )
         await runs.recover()
         return runs
@@ -209,6 +224,28 @@ def driver_name(endpoint: str, namespace: str = "") -> str:
     return f"{namespace}/{own}" if namespace else own
 
 
+def drain_before_stop(driver: Any, limit_s: float, is_interrupted: threading.Event) -> None:
+    """Let a driver refuse new runs until no run is active or queued, a limit of time, or an interruption. Blocks.
+
+    Runs that wait for people resume at the next start.
+    """
+    get = cast("Any", ray.get)  # noqa: TID251  in no actor
+    deadline, shown = time.monotonic() + limit_s, ""
+    try:
+        # The next start is a newer deployment, which ends the drain.
+        found = get(driver.call.remote("drain", NewDrain(), by="ensemble-ray serve"), timeout=_OPENING_S)
+        while isinstance(found, DrainInfo) and (left := found.open.accepted + found.open.running):
+            text = f"Draining: {left} open run{'s' if left > 1 else ''}, {found.open.waiting} waiting for people (Ctrl-C stops)"
+            if text != shown:
+                notify(text)
+                shown = text
+            if time.monotonic() >= deadline or is_interrupted.wait(_DRAIN_LOOK_S):
+                return
+            found = get(driver.call.remote("drain_info"), timeout=_OPENING_S)
+    except ray.exceptions.RayError as error:
+        _log.warning("The endpoint cannot drain: %s", describe(error))
+
+
 def _of_driver(method: M) -> M:
     async def call(self: RemoteRuns, *args: Any, **options: Any) -> Any:
         return await self.call(method.__name__, *args, **options)
@@ -246,6 +283,12 @@ class RemoteRuns:
     invoke_tool = _of_driver(RunService.invoke_tool)
     deliveries = _of_driver(RunService.deliveries)
     redeliver = _of_driver(RunService.redeliver)
+    drain_info = _of_driver(RunService.drain_info)
+    drain = _of_driver(RunService.drain)
+    end_drain = _of_driver(RunService.end_drain)
+    versions = _of_driver(RunService.versions)
+    load_version = _of_driver(RunService.load_version)
+    share_version = _of_driver(RunService.share_version)
 
     async def ensembles(self) -> Sequence[EnsembleInfo]:
         teams, until = self._teams

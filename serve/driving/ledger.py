@@ -84,6 +84,12 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     #: None before the end
     outcome: RunDetail | None = None
 
+    @property
+    def version(self) -> str | None:
+        """Version of the team's file with which the run was accepted; None: the team had no file."""
+        known = self.request or self.outcome
+        return None if known is None else known.version
+
 
 class Document(Struct, frozen=True, kw_only=True):
     """State of an endpoint beside its runs, such as a schedule, by kind and name."""

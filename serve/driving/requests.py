@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
 from ensemble_ray.access.quotas import Allowance, Quantity, show_amount
+from ensemble_ray.definition.run_options import MOST_TAGS
 from ensemble_ray.definition.validation import find_unpriced
 from ensemble_ray.plan.planner import TaskDependencyGraph, check_foreign_values
 from ensemble_ray.process.concurrency import SystemClock
@@ -264,9 +265,10 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
             raise _too_much("max_cost needs a team whose models have prices")
         cost = None
     parallel = _bound("max_parallel_tasks", wanted.max_parallel_tasks, (definition.max_parallel_tasks,))
-    return RunOptions(
-        max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=asked.tags or None, user=asked.user
-    )
+    tags = dict(asked.tags)
+    if asked.version is not None and "version" not in definition.tags and len(tags) < MOST_TAGS:
+        tags.setdefault("version", asked.version)
+    return RunOptions(max_tokens=tokens, max_cost=cost, max_parallel_tasks=parallel, tags=tags or None, user=asked.user)
 
 
 def lowered(options: RunOptions, allowance: Allowance) -> RunOptions:
@@ -374,23 +376,41 @@ def checked_entry(
     except ValidationError as error:
         status, kind = HTTPStatus.BAD_REQUEST, "ValidationError"
         raise Refusal(status, "INVALID_RUN_ID", str(error), run_id=run_id, error=kind) from None
-    # Neither the run id nor the trace context determines the run. Earlier releases lacked two of the fields.
-    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent", "user"})
-    data = {name: each for name, each in data.items() if each is not None or name not in {"task_overrides", "tasks"}}
-    text = json.dumps([team.info.name, data], sort_keys=True, separators=(",", ":"))
     entry = LedgerEntry(
         run_id=run_id,
         key=key,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
+        digest=digest_of(asked, team.info.name),
         ensemble=team.info.name,
-        request=asked,
-        tags={**team.info.tags, **asked.tags, **({} if asked.user is None else {"user": asked.user})},
+        request=asked.model_copy(update={"version": team.info.version}),
+        tags={
+            **version_tag(team),
+            **team.info.tags,
+            **asked.tags,
+            **({} if asked.user is None else {"user": asked.user}),
+        },
         tasks=tasks,
         workflow=team.info.workflow,
         status=schemas.RunStatus.ACCEPTED,
         created_at=datetime.fromtimestamp(SystemClock().now(), UTC),
     )
     return entry, unknown
+
+
+#: Fields that earlier releases lacked. They change no digest while they are null; later ones have `exclude_if`.
+_LATER_FIELDS = frozenset({"task_overrides", "tasks"})
+
+
+def digest_of(asked: NewRun, ensemble: str) -> str:
+    """Return the digest of a request. Run id, trace context and user do not determine the run."""
+    data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent", "user"})
+    data = {name: each for name, each in data.items() if each is not None or name not in _LATER_FIELDS}
+    text = json.dumps([ensemble, data], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def version_tag(team: ServedTeam) -> dict[str, str]:
+    """Return the tag by which lists find the runs of a version. A tag of the team or the request replaces it (S-VER-23)."""
+    return {"version": team.version} if team.version else {}
 
 
 def _refuse_unknown_inputs(asked: NewRun, team: ServedTeam, changed: Runnable) -> Refusal | None:
@@ -442,3 +462,5 @@ class DriverConfig(Struct, frozen=True, kw_only=True):
     webhooks: Mapping[str, schemas.NewWebhook] = msgspec.field(default_factory=dict[str, schemas.NewWebhook])
     #: hosts that webhooks may reach besides public ones
     webhook_hosts: tuple[str, ...] = ()
+    #: whether changed team files are loaded by themselves
+    watch: bool = False

@@ -183,6 +183,7 @@ def summary_of(entry: LedgerEntry, *, is_active: bool, place: schemas.QueuePlace
         created_at=entry.created_at,
         ended_at=entry.ended_at,
         queue=place,
+        version=entry.version,
     )
 
 
@@ -201,6 +202,7 @@ def detail_of(
         result=None if outcome is None else outcome.result,
         error=None if outcome is None else outcome.error,
         reviews=[*reviews],
+        version=entry.version,
     )
 
 

@@ -195,12 +195,16 @@ def test_the_network_lets_nobody_in_but_whom_it_names() -> None:
 
 
 def test_the_ingress_has_all_routes_and_nothing_else() -> None:
-    """S-CLU-92: those of the OpenAPI document, but for metrics, and that of MCP; a model on the same port is out of reach."""
+    """S-CLU-92: those of the OpenAPI document, but for metrics and the drain, and that of MCP; a model on the same port is out of reach."""
     (ingress,) = documents("Ingress")
     (service,) = documents("RayService")
     (rule,) = ingress["spec"]["rules"]
     paths = [(each["pathType"], each["path"]) for each in rule["http"]["paths"]]
-    routes = {*build_api(driven(summaries())).openapi()["paths"], "/openapi.json", MCP_PATH} - {"/metrics"}
+    routes = {*build_api(driven(summaries())).openapi()["paths"], "/openapi.json", MCP_PATH} - {
+        "/metrics",
+        "/drain",
+        "/drain/end",
+    }
     reached = {route for route in routes if any(_matches(kind, path, route) for kind, path in paths)}
     assert reached == routes
     assert all(any(_matches(kind, path, route) for route in routes) for kind, path in paths)

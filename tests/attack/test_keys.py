@@ -31,6 +31,9 @@ BODIES: dict[str, object] = {
     "POST /runs/{run_id}/model": {"model": None},
     "POST /reviews/{run_id}/{gate_id}": {"decision": "approve"},
     "POST /tools/{name}/invoke": {"arguments": {}},
+    "POST /drain": {},
+    "POST /ensembles/{ensemble}/versions": {},
+    "POST /ensembles/{ensemble}/versions/{version}": {"share": 1},
     "POST /v1/chat/completions": {"model": "secret", "messages": [{"role": "user", "content": "Ray"}]},
     "POST /v1/responses": {"model": "secret", "input": "Ray"},
     "POST /a2a/{ensemble}": {
@@ -56,6 +59,12 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     "POST /reviews/{run_id}/{gate_id}": (Right.REVIEW,),
     "GET /capabilities": (Right.READ,),
     "POST /tools/{name}/invoke": (Right.ADMIN,),
+    "GET /drain": (Right.ADMIN,),
+    "POST /drain": (Right.ADMIN,),
+    "POST /drain/end": (Right.ADMIN,),
+    "GET /ensembles/{ensemble}/versions": (Right.READ,),
+    "POST /ensembles/{ensemble}/versions": (Right.ADMIN,),
+    "POST /ensembles/{ensemble}/versions/{version}": (Right.ADMIN,),
     "GET /metrics": (Right.READ,),
     "GET /quota": (Right.READ, Right.RUN),
     "GET /v1/models": (Right.READ,),
@@ -76,6 +85,7 @@ PARAMETERS = {
     "model": "secret",
     "name": "tool",
     "ensemble": "secret",
+    "version": "0",
 }
 #: What a caller of another team must find nowhere.
 SECRETS = ("secret", "hidden-tag", "swordfish")
@@ -198,8 +208,10 @@ async def test_a_key_of_another_team_sees_nothing_of_it(endpoint: Guarded) -> No
                 method, path.format_map({**PARAMETERS, "run_id": "never"}), json=BODIES.get(operation), headers=headers
             )
             assert answer.json() | {"message": "", "run_id": ""} == never.json() | {"message": "", "run_id": ""}
+        elif "/drain" in operation:  # of all teams
+            assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), operation
         elif ("/v1/" in operation and operation != "GET /v1/models") or (
-            operation in BODIES and "/tools/" not in operation
+            operation in BODIES and "/tools/" not in operation and operation != "POST /drain"
         ):
             assert answer.status_code == 404, operation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ensemble_ray import ChatModel, InlineRuntime
-from ensemble_ray.serve.catalog import DatasetCatalog, ToolCatalog, served_team
+from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam, ToolCatalog, served_team
 from ensemble_ray.serve.driving.driven_runs import DrivenRuns
 from ensemble_ray.serve.driving.ledger import Ledger
 from ensemble_ray.serve.driving.requests import EndpointLimits
@@ -18,7 +18,7 @@ from ensemble_ray.teamfile import Runnable
 
 @asynccontextmanager
 async def driven(
-    teams: Runnable | Mapping[str, Runnable],
+    teams: Runnable | Mapping[str, Runnable | ServedTeam],
     runtime: Any = None,
     *,
     limits: EndpointLimits | None = None,
@@ -27,13 +27,16 @@ async def driven(
     models: Mapping[str, ChatModel] | None = None,
     datasets: DatasetCatalog | None = None,
     webhooks: WebhookRules | None = None,
+    **more: Any,
 ) -> AsyncGenerator[DrivenRuns]:
     """Runs of teams in this process, inline unless said otherwise; what the ledger has is gone on with."""
     by_name = teams if isinstance(teams, Mapping) else {"team": teams}
     async with runtime or InlineRuntime() as entered:
-        served = {name: served_team(name, each) for name, each in by_name.items()}
-        opened, more = Ledger(ledger), {"tools": tools, "models": models, "datasets": datasets, "webhooks": webhooks}
-        runs = DrivenRuns(served, entered, opened, limits, **cast("Any", more))
+        served = {
+            name: each if isinstance(each, ServedTeam) else served_team(name, each) for name, each in by_name.items()
+        }
+        offered = {"tools": tools, "models": models, "datasets": datasets, "webhooks": webhooks}
+        runs = DrivenRuns(served, entered, Ledger(ledger), limits, **cast("Any", offered), **more)
         await runs.recover()
         yield runs
         await runs.close()

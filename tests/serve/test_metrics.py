@@ -84,7 +84,7 @@ class Exported:
 
 
 def test_every_change_is_exported_once() -> None:
-    """S-SRV-171: counters as what they grew by, and only what is counted; money with its currency."""
+    """S-SRV-171, S-VER-8: counters as what they grew by, and only what is counted; money with its currency."""
     exported = Exported()
     tally = RunTally(exported)
     task = Metrics.of_task(TaskMetrics.EMPTY).model_copy(
@@ -92,7 +92,7 @@ def test_every_change_is_exported_once() -> None:
     )
     result = FinishedRun(run_id="1", raw="", exit_reason="completed", duration_s=1, metrics=task, tasks=[])
     tally.end("letters", Outcome(status=RunStatus.COMPLETED, result=result))
-    for code in ("UNAUTHENTICATED", "QUEUE_FULL", "RATE_LIMITED", "RUN_NOT_FOUND"):
+    for code in ("UNAUTHENTICATED", "QUEUE_FULL", "RATE_LIMITED", "DRAINING", "RUN_NOT_FOUND"):
         tally.refuse(code)
     assert exported.heard == [
         ("add", "ensemble_ray_runs_ended_total", {"ensemble": "letters", "status": "completed"}, 1),
@@ -101,6 +101,7 @@ def test_every_change_is_exported_once() -> None:
         ("add", "ensemble_ray_requests_refused_total", {"code": "UNAUTHENTICATED"}, 1),
         ("add", "ensemble_ray_requests_refused_total", {"code": "QUEUE_FULL"}, 1),
         ("add", "ensemble_ray_requests_refused_total", {"code": "RATE_LIMITED"}, 1),
+        ("add", "ensemble_ray_requests_refused_total", {"code": "DRAINING"}, 1),
     ]
     assert 'ensemble_ray_cost_total{ensemble="letters",currency="EUR"} 1.5' in render_samples(tally.samples())
 
@@ -130,3 +131,19 @@ async def test_runs_that_wait_for_people_have_a_state_of_their_own(connect: Conn
         lines = (await client.get("/metrics")).text.splitlines()
     assert 'ensemble_ray_runs{ensemble="team",status="waiting"} 0' in lines
     assert 'ensemble_ray_runs_ended_total{ensemble="team",status="cancelled"} 1' in lines
+
+
+def test_shares_of_versions_are_a_gauge() -> None:
+    """S-VER-38: a version that is gone has none."""
+    exported = Exported()
+    tally = RunTally(exported)
+    tally.set_shares("letters", {"old": 1.0})
+    tally.set_shares("letters", {"new": 0.25, "old": 0.75})
+    tally.set_shares("letters", {"new": 1.0})
+    tally.end("letters", Outcome(status=RunStatus.CANCELLED), "new")
+    shares = [(labels["version"], value) for _, name, labels, value in exported.heard if name.endswith("_share")]
+    assert shares[0] == ("old", 1.0)
+    assert sorted(shares[1:3]) == [("new", 0.25), ("old", 0.75)]
+    assert sorted(shares[3:]) == [("new", 1.0), ("old", 0.0)]
+    ended = {"ensemble": "letters", "version": "new", "status": "cancelled"}
+    assert exported.heard[-1] == ("add", "ensemble_ray_version_runs_ended_total", ended, 1)

@@ -55,23 +55,34 @@ class _Kept:
 
 
 @pytest.fixture(scope="module")
-def schema(place: Path, key: dict[str, str]) -> Iterator[Any]:
+def runs(place: Path) -> Iterator[DrivenRuns]:
+    """The runs of the endpoint."""
+    team = served_team("team", pair(ScriptedModel(otherwise="fine")))
+    found = DrivenRuns({"team": team}, InlineRuntime(home=place), Ledger(None))
+    yield found
+    run_blocking(found.close())
+
+
+@pytest.fixture(scope="module")
+def schema(runs: DrivenRuns, place: Path, key: dict[str, str]) -> Any:
     """The document of an endpoint in this process that asks for keys."""
     import schemathesis
 
-    team = served_team("team", pair(ScriptedModel(otherwise="fine")))
-    runs = DrivenRuns({"team": team}, InlineRuntime(home=place), Ledger(None))
     api = build_api(_Kept(runs), callers=CallerCache(KeyFile(place), find_standing=runs.standing))
     api.state.service = runs
-    yield schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
-    run_blocking(runs.close())
+    return schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
 
 
 OPERATIONS = [
     *("GET /ensembles", "POST /runs", "GET /runs", "GET /runs/{run_id}", "POST /runs/{run_id}/cancel"),
     *("POST /runs/{run_id}/inject", "POST /runs/{run_id}/model", "GET /reviews", "POST /reviews/{run_id}/{gate_id}"),
     *("GET /runs/{run_id}/deliveries", "POST /runs/{run_id}/deliveries/{delivery_id}/redeliver"),
-    *("GET /capabilities", "POST /tools/{name}/invoke"),
+    *("GET /capabilities", "POST /tools/{name}/invoke", "GET /drain", "POST /drain", "POST /drain/end"),
+    *(
+        "GET /ensembles/{ensemble}/versions",
+        "POST /ensembles/{ensemble}/versions",
+        "POST /ensembles/{ensemble}/versions/{version}",
+    ),
     *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics", "GET /quota"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}"),
@@ -89,7 +100,7 @@ def test_every_operation_is_tried(schema: Any) -> None:
 @pytest.mark.parametrize("label", OPERATIONS)
 @pytest.mark.parametrize("has_key", [True, False])
 def test_every_answer_is_as_the_document_says(
-    *, schema: Any, key: dict[str, str], label: str, mode: str, has_key: bool
+    *, schema: Any, runs: DrivenRuns, key: dict[str, str], label: str, mode: str, has_key: bool
 ) -> None:
     """S-SRV-4, S-SRV-60: no 5xx, and no answer that the document does not know; with a key, and without."""
     from schemathesis import GenerationMode
@@ -118,3 +129,4 @@ def test_every_answer_is_as_the_document_says(
 
     with contextlib.suppress(Unsatisfiable):  # there is nothing to be wrong in it
         ask()
+    run_blocking(runs.end_drain())

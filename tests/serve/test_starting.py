@@ -92,6 +92,17 @@ def test_models_without_their_keys_are_refused(tmp_path: Path, refusal: Refusal)
     )
 
 
+def test_options_of_versions_and_of_a_drain_reach_the_process_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-VER-7, S-VER-40: a time below 0 is refused."""
+    started: list[dict[str, object]] = []
+    monkeypatch.setattr(os, "execv", lambda _, words: started.append(json.loads(words[-1])))
+    assert invoke(["serve", "a.yaml", "--watch", "--drain-s", "30"]) == 0
+    assert invoke(["serve", "a.yaml"]) == 0
+    assert invoke(["serve", "a.yaml", "--drain-s", "-1"]) == 2
+    assert [(each["watch"], each["drain_s"]) for each in started] == [(True, 30.0), (False, 0.0)]
+    assert starting.EndpointOptions.model_validate({"watch": True}).watch
+
+
 def test_reviews_at_a_console_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,8 @@ from tests.ensemble_ray.studio.test_actors_view import cluster, process
 from tests.media import PNG
 
 from .keys import guarded, make_key
+from .teams import KEY, KEY_VARIABLE
+from .versioned import loaded, write
 
 API = "/studio/api/studio"
 
@@ -248,3 +250,32 @@ async def test_processes_are_those_of_the_callers_runs(
         assert ("two" in names(of_run), "one" in names(of_run)) == (True, False)
         assert (await client.get(f"{API}/runs/of-b/actors", headers=reads)).status_code == 404
         held.goes_on.set()
+
+
+async def test_versions_are_those_of_the_callers_teams(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-VER-9, S-VER-41: open runs are counted for keys of all teams; a page beside no endpoint has no teams."""
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    teams = {**loaded(write(tmp_path, "http://127.0.0.1:9/v1", "Hello")), "other": team()}
+    async with guarded(records, teams, KeyPolicy.REQUIRED, has_studio=True) as served:
+        everyone, one = make_key(served.file, "all"), make_key(served.file, "one", teams=["greeting"])
+        await served.client.post("/drain", headers=everyone)
+        found = [
+            (await served.client.get(f"{API}/endpoint?versions=true", headers=key)).json() for key in (everyone, one)
+        ]
+        short = (await served.client.get(f"{API}/endpoint", headers=one)).json()
+        assert (await served.client.get(f"{API}/info", headers=one)).json()["has_teams"] is True
+        weak = make_key(served.file, "weak", rights=[Right.RUN])
+        assert (await served.client.get(f"{API}/endpoint", headers=weak)).status_code == 403
+    assert [[each["ensemble"] for each in state["teams"]] for state in found] == [["greeting", "other"], ["greeting"]]
+    assert [(state["drain"], state["open_runs"]) for state in (*found, short)] == [
+        ("drained", 0),
+        ("drained", None),
+        ("drained", None),
+    ]
+    assert ([each["share"] for each in found[0]["teams"][0]["versions"]], found[0]["teams"][1]["versions"]) == (
+        [1.0],
+        [],
+    )
+    assert short["teams"] == []

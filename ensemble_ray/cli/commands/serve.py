@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from importlib.util import find_spec
@@ -69,6 +70,11 @@ def serve(
         list[str] | None,
         Option("--webhook-host", metavar="NAME", help="A host that webhooks may reach; repeatable."),
     ] = None,
+    watch: Annotated[bool, Option("--watch", help="Load changed team files by itself, for new runs.")] = False,
+    drain_s: Annotated[
+        float,
+        Option("--drain-s", metavar="S", help="Drain up to S seconds before it stops; a second Ctrl-C skips this."),
+    ] = 0.0,
 ) -> None:
     """Serve teams over HTTP on Ray Serve.
 
@@ -79,11 +85,13 @@ def serve(
 
     if keys not in set(KeyPolicy):
         raise ValidationError(f"--keys: unknown '{keys}'. Known: [{', '.join(KeyPolicy)}]")
+    if not 0 <= drain_s < math.inf:
+        raise ValidationError(f"--drain-s must be 0 or more seconds, got: {drain_s:g}")
     endpoint = {
         "host": host, "port": port, "name": name, "ensembles": targets, "replicas": replicas, "namespace": namespace,
         "allowed_hosts": allowed_host or [], "cancel_on_disconnect": cancel_on_disconnect,
         "allowed_origins": allowed_origin or [], "datasets": ",".join(dataset or []), "keys": keys, "tools": tool or [],
-        "models": ",".join(model or []), "webhooks": webhook or [], "webhook_hosts": webhook_host or [],
+        "models": ",".join(model or []), "webhooks": webhook or [], "webhook_hosts": webhook_host or [], "watch": watch, "drain_s": drain_s,
     }  # fmt: skip
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "ensemble_ray.serve", json.dumps(endpoint)]

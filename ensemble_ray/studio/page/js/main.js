@@ -2,6 +2,7 @@
 
 import { fill, h, icon } from "./dom.js";
 import { askKey } from "./ui/access.js";
+import { countOf } from "./format.js";
 import { installKeys } from "./ui/keys.js";
 import { emptyState, failureState, toast } from "./ui/parts.js";
 import { themeButton } from "./ui/theme.js";
@@ -18,6 +19,7 @@ import { filesView } from "./views/files.js";
 import { reviewsView } from "./views/reviews.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
+import { teamsView } from "./views/teams.js";
 import { trendsView } from "./views/trends.js";
 import { usageView } from "./views/usage.js";
 
@@ -26,12 +28,13 @@ import { usageView } from "./views/usage.js";
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, usage: usageView };
-/** How often the number of open reviews is asked for, ms. */
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, teams: teamsView, usage: usageView };
+/** How often the number of open reviews, and the state of an endpoint, are asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
 const main = h("main", { id: "main", tabindex: -1 });
 const spoken = h("div", { class: "sr", role: "status", "aria-live": "polite" });
+const drainNotice = h("div", { class: "notice", role: "status", hidden: true });
 const waiting = h("span", { class: "count", hidden: true });
 const place = h("small", { class: "wide clip" });
 const nav = h("nav", { "aria-label": "Main" });
@@ -48,6 +51,7 @@ function frame(app) {
     h("a", { href: "#/reviews", "data-view": "reviews" }, icon("inbox", "nav-icon"), h("span", {}, "Reviews"), waiting),
     h("a", { href: "#/trends", "data-view": "trends" }, icon("trend", "nav-icon"), h("span", {}, "Trends")),
     h("a", { href: "#/evaluations", "data-view": "evaluations" }, icon("columns", "nav-icon"), h("span", {}, "Evaluations")),
+    app.info.has_teams ? h("a", { href: "#/teams", "data-view": "teams" }, icon("person", "nav-icon"), h("span", {}, "Teams")) : null,
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
     app.info.has_quotas ? h("a", { href: "#/usage", "data-view": "usage" }, icon("trend", "nav-icon"), h("span", {}, "Usage")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
@@ -61,6 +65,7 @@ function frame(app) {
       main.focus();
     } }, "Skip to content"),
     h("header", { class: "topbar" }, h("a", { class: "brand", href: "#/runs", "aria-label": "ensemble_ray Studio" }, icon("brand"), h("span", {}, "Studio"), place), nav, h("span", { class: "grow" }), themeButton(), help),
+    drainNotice,
     main,
     spoken,
   );
@@ -125,6 +130,19 @@ async function countReviews(app) {
   }
 }
 
+/** @param {App} app */
+async function showDrain(app) {
+  try {
+    const { drain, open_runs: open } = await app.source.endpoint(false);
+    const left = open === null || drain === "drained" ? "" : `: ${countOf(open, "run")} still open`;
+    const text = drain === "serving" ? "" : `This endpoint is ${drain} and accepts no new runs${left}`;
+    if (drainNotice.textContent !== text) drainNotice.textContent = text; // told once, not at each look
+    drainNotice.hidden = !text;
+  } catch {
+    drainNotice.hidden = true; // the view itself says what is wrong
+  }
+}
+
 async function start() {
   const file = embeddedRun();
   const source = file ? fileSource(file) : withFolder(httpSource());
@@ -180,6 +198,10 @@ async function start() {
   if (!source.isFile) {
     void countReviews(app);
     window.setInterval(() => document.hidden || app.source.isFile || countReviews(app), REVIEWS_EVERY);
+  }
+  if (info.has_teams) {
+    void showDrain(app);
+    window.setInterval(() => document.hidden || app.source.isFile || showDrain(app), REVIEWS_EVERY);
   }
   await show(app, currentRoute());
 }

@@ -5,7 +5,9 @@
 /** @typedef {"pending"|"running"|"waiting"|"completed"|"failed"|"exited"|"skipped"|"cancelled"|"interrupted"} StepStatus */
 /** @typedef {"queue"|"rate_limit"|"model"|"tool"|"person"|"other"} SegmentKind */
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, title: string, read_only_reason: string|null, roles?: string[]|null, has_quotas?: boolean}} StudioInfo */
+/** @typedef {{ensemble: string, versions: {version: string, share: number, open_runs: number, loaded_at: number}[]}} EndpointTeam */
+/** @typedef {{drain: "serving"|"draining"|"drained", open_runs: number|null, teams: EndpointTeam[]}} EndpointState */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, has_teams: boolean, title: string, read_only_reason: string|null, roles?: string[]|null, has_quotas?: boolean}} StudioInfo */
 /** @typedef {{quantity: string, limit: string, used: string, reserved: string, used_share: number, reserved_share: number}} QuotaBar */
 /** @typedef {{key: string, quotas: QuotaBar[], resets_at: number|null}} Usage */
 
@@ -266,6 +268,7 @@
  * @property {(days: number, ensemble: string) => Promise<Trends>} trends
  * @property {() => Promise<Evaluations>} evaluations
  * @property {(id: string, compare: string) => Promise<EvaluationDetail>} evaluation
+ * @property {(hasVersions: boolean) => Promise<EndpointState>} endpoint
  * @property {() => Promise<Usage>} usage
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file

@@ -174,5 +174,5 @@ function stateEdge(edge, byId) {
  */
 export function dagFile(name, dag) {
   const run = plainRun(name.replace(/\.dag\.json$|\.json$/, ""), { workflow: text(dag.workflow), created_at: Date.parse(text(dag.generated_at)) || 0 });
-  return { version: "", exported_at: run.created_at, info: { version: "", actions: [], has_actors: false, has_files: false, title: name, read_only_reason: null }, run, steps: [], details: {}, flows: { declared: dagFlow(dag), ran: null }, actors: null };
+  return { version: "", exported_at: run.created_at, info: { version: "", actions: [], has_actors: false, has_files: false, has_teams: false, title: name, read_only_reason: null }, run, steps: [], details: {}, flows: { declared: dagFlow(dag), ran: null }, actors: null };
 }

@@ -46,7 +46,7 @@ export function fileSource(file) {
   };
   return {
     isFile: true,
-    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false }),
+    info: async () => ({ ...file.info, actions: [], has_actors: file.actors !== null, has_files: false, has_teams: false }),
     runs: async () => ({ runs: [run], next_cursor: null, total_known: 1, counts: { [run.status]: 1 } }),
     run: async () => run,
     steps: async () => ({ steps, cursor: run.cursor }),
@@ -85,6 +85,7 @@ export function fileSource(file) {
     evaluation: refuse,
     usage: refuse,
     files: refuse,
+    endpoint: refuse,
     file: refuse,
     exported: async () => new Blob([JSON.stringify(file, null, 2)], { type: "application/json" }),
   };

@@ -144,6 +144,7 @@ export function httpSource() {
     evaluation: (id, compare) => get(`evaluations/${quote(id)}?compare=${quote(compare)}`),
     usage: () => get("quota"),
     files: () => get("files"),
+    endpoint: (hasVersions) => get(`endpoint?versions=${hasVersions}`),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),
     exported: async (run, format) => (await ask(`runs/${quote(run)}/export?format=${format}`)).blob(),
   };

@@ -154,7 +154,7 @@ export function traceFile(name, trace) {
     Object.assign(flow, { width: columns * 250 + 24, height: Math.ceil(flow.nodes.length / columns) * row + 24 });
   }
   return {
-    version: "", exported_at: end ?? 0, info: { version: "", actions: [], has_actors: false, has_files: false, title: name, read_only_reason: null }, run, actors: null,
+    version: "", exported_at: end ?? 0, info: { version: "", actions: [], has_actors: false, has_files: false, has_teams: false, title: name, read_only_reason: null }, run, actors: null,
     steps: details.map((detail) => /** @type {Step} */ (detail)), details: Object.fromEntries(details.map((detail) => [detail.id, detail])), flows: { declared: null, ran: flow },
   };
 }
