@@ -376,6 +376,7 @@ async def test_a_run_is_charged_once_when_the_driver_dies_at_its_end(
     stored = json.loads(again.documents(USAGE)[f"ann/{_day(again)}"])
     assert (stored["runs"], stored["tokens"]) == (1, 10 if dies == "after" else 0)
     assert list(again.documents(CHARGE)) == ([] if dies == "after" else ["a"])
+    monkeypatch.setattr(driven_runs, "_STORING_S", 20.0)  # the next process reports an end when it is stored
     async with driving(again) as runs:
         assert (await runs.wait("a", 60)).status == "completed"
         standing = runs.standing(ANN)
