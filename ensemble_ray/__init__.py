@@ -36,7 +36,7 @@ _EXPORTS = {
     "ensemble_ray.errors": """
         AgentExecutionError AllModelsFailedError BatchError CircuitOpenError ConstraintViolationError ExitEarlyError GuardrailViolationError
         IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError ParallelExecutionError
-        PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError ReviewDecidedError
+        PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError ReviewDecidedError ReviewRoleError
         ReviewTimeoutError RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError
         TryAgain UnknownOutcomeError ValidationError EnsembleError GraphNoEdgeMatchedError MaxGraphStepsExceededError
         MaxLoopIterationsExceededError UnreadableAttachmentError

@@ -57,6 +57,7 @@ from ensemble_ray.errors import RateLimitInterruptedError as RateLimitInterrupte
 from ensemble_ray.errors import RateLimitTimeoutError as RateLimitTimeoutError
 from ensemble_ray.errors import RecordError as RecordError
 from ensemble_ray.errors import ReviewDecidedError as ReviewDecidedError
+from ensemble_ray.errors import ReviewRoleError as ReviewRoleError
 from ensemble_ray.errors import ReviewTimeoutError as ReviewTimeoutError
 from ensemble_ray.errors import RunExistsError as RunExistsError
 from ensemble_ray.errors import StaleEpochError as StaleEpochError
@@ -510,6 +511,7 @@ __all__ = [
     "ReviewNotifier",
     "ReviewPolicy",
     "ReviewRequest",
+    "ReviewRoleError",
     "ReviewTimeoutError",
     "ReviewTiming",
     "ReviewWait",

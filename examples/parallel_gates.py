@@ -2,7 +2,7 @@
 
     python examples/parallel_gates.py "a tea that wakes you up"    writes all three, and ends: three gates are open
     ensemble-ray reviews                                           lists open reviews; in Python: pending_reviews()
-    ensemble-ray review RUN GATE approve                           or: edit FILE; from any terminal
+    ensemble-ray review RUN GATE approve --role "French editor"    or: edit FILE; from any terminal
     python examples/parallel_gates.py --go-on RUN                  continues after decisions, and waits for the rest
 
 After the last decision, a task plans the campaign from all three texts. No text is written twice.
@@ -48,7 +48,7 @@ def main(
     output = resume(run_id, team) if product == GO_ON else team.run({"product": product})
     for gate in output.open_reviews:
         print(f"{gate.required_role}: {gate.prompt} {gate.task_output}")
-        print(f"    ensemble-ray review {gate.run_id} {gate.gate_id} approve")
+        print(f"    ensemble-ray review {gate.run_id} {gate.gate_id} approve --role '{gate.required_role}'")
     if output.state is RunState.WAITING:
         print(f"Then: python examples/parallel_gates.py {GO_ON} {output.run_id}")
     else:

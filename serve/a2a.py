@@ -436,7 +436,7 @@ class TeamHandler(RequestHandler):
         asked = NewRun(ensemble=self._info.name, inputs=inputs, tags=tags, traceparent=self._traceparent)
         digest = hashlib.sha256(f"{self._info.name}\n{message.message_id}".encode()).hexdigest()
         key = self._caller.own_key(f"a2a:{digest}") if message.message_id else None
-        taken = await self._service.start(self._caller.sign(asked), idempotency_key=key)
+        taken = await self._service.start(self._caller.sign(asked), idempotency_key=key, account=self._caller.account)
         return await self._service.get(taken.run_id)
 
     async def _decide(self, message: types.Message) -> RunDetail:
@@ -446,7 +446,9 @@ class TeamHandler(RequestHandler):
         if not run.reviews:
             raise _wrong(f"Task '{run.run_id}' asks nothing: it is {run.status}. Begin another one without a task_id")
         gate_id, decision = decision_of(message.parts, run.reviews)
-        decided = await self._service.decide(run.run_id, gate_id, decision, by=self._caller.name)
+        decided = await self._service.decide(
+            run.run_id, gate_id, decision, by=self._caller.name, roles=self._caller.roles
+        )
         if isinstance(decided, schemas.ReviewConflict):
             raise _wrong(f"Gate '{gate_id}' was decided before: {decided.first.decision}, by {decided.first.by}")
         return await self._service.get(run.run_id)

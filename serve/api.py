@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ensemble_ray.access.admission import Right, is_allowed_origin
+from ensemble_ray.access.quotas import HEADERS as QUOTA_HEADERS
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.process.config import package_version
 from ensemble_ray.serve import openai_api, routes
@@ -44,6 +45,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     *(routes.ensembles_router, routes.runs_router, routes.control_router, routes.reviews_router),
     *(routes.schedules_router, routes.capabilities_router, routes.events_router, routes.health_router),
     routes.metrics_router,
+    routes.quota_router,
     routes.operations_router,
     *(openai_api.model_router, openai_api.chat_router, openai_api.response_router, routes.a2a_router),
 )
@@ -55,6 +57,7 @@ _CORS_REQUEST_HEADERS = (
 _CORS_RESPONSE_HEADERS = (
     *("location", "preference-applied", "retry-after"),
     *("www-authenticate", "x-request-id", "x-run-id"),
+    *QUOTA_HEADERS,
 )
 
 
@@ -88,6 +91,7 @@ def build_api(
     api = FastAPI(title="ensemble-ray", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     api.state.cancel_on_disconnect = cancel_on_disconnect
     api.state.public_url = public_url
+    api.state.callers = callers
     api.state.asks_for_keys = callers is not None
     api.add_middleware(BodyLimit, max_bytes=max_body_bytes, refusal=body_too_long)
     if callers is not None:

@@ -18,6 +18,7 @@ from anyio import CancelScope
 from pydantic import BaseModel
 from starlette.types import Receive
 
+from ensemble_ray.access.quotas import Account
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import NewRun, Refusal, RunDetail, RunEvent, RunStatus
 from ensemble_ray.text.answers import split_reasoning
@@ -82,11 +83,17 @@ class BlockingRun:
 
     @classmethod
     async def begin(
-        cls, service: RunService, asked: NewRun, *, idempotency_key: str | None, ends_with_client: bool
+        cls,
+        service: RunService,
+        asked: NewRun,
+        *,
+        idempotency_key: str | None,
+        account: Account | None = None,
+        ends_with_client: bool,
     ) -> BlockingRun:
         """Start a run. If the client disconnects meanwhile, wait for the start, then leave the run."""
         named = asked.model_copy(update={"run_id": new_run_id()})
-        starting = asyncio.ensure_future(service.start(named, idempotency_key=idempotency_key))
+        starting = asyncio.ensure_future(service.start(named, idempotency_key=idempotency_key, account=account))
         is_ended = ends_with_client and idempotency_key is None
         try:
             taken = await asyncio.shield(starting)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
 from msgspec import Struct
 
 from ensemble_ray import errors
-from ensemble_ray.access.admission import Admission, Credentials, Denied, KeyPolicy, Right
+from ensemble_ray.access.admission import Admission, ApiKey, Credentials, Denied, KeyPolicy, Right
 from ensemble_ray.access.key_store import KeyStamp, KeyStore
+from ensemble_ray.access.quotas import NO_QUOTAS, Account, Quotas, Standing
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.runs import OWN_ERRORS
 from ensemble_ray.ports import Clock
@@ -36,6 +37,16 @@ class Caller(Struct, frozen=True, kw_only=True):
     rights: frozenset[Right] = frozenset(Right)
     #: None: all
     ensembles: frozenset[str] | None = None
+    #: for reviews; None: the endpoint does not identify callers, so it checks no roles
+    roles: frozenset[str] | None = frozenset()
+    quotas: Quotas = NO_QUOTAS
+    #: when the request arrived; None: unknown, or without quotas
+    standing: Standing | None = None
+
+    @property
+    def account(self) -> Account | None:
+        """The account of its runs; None: runs are not counted."""
+        return Account(name=self.name, quotas=self.quotas) if self.name else None
 
     def check(self, right: Right) -> None:
         if right not in self.rights:
@@ -57,7 +68,9 @@ class Caller(Struct, frozen=True, kw_only=True):
         return self.ensembles is None or ensemble in self.ensembles
 
 
-ANYBODY = Caller()
+ANYBODY = Caller(roles=None)
+#: Returns what a key's runs have used, or None while that is unknown.
+FindStanding = Callable[[Account], "Standing | None"]
 
 
 class Callers(Protocol):
@@ -67,12 +80,25 @@ class Callers(Protocol):
         """Return the sender of a request, or raise a `Refusal`."""
         ...
 
+    async def standings(self, caller: Caller) -> Sequence[Standing]:
+        """Return the quotas and the usage of today of the keys that a caller may see: its own, with `admin` those of its teams."""
+        ...
+
 
 class CallerCache:
     """Identifies callers by the stored keys."""
 
-    def __init__(self, keys: KeyStore, policy: KeyPolicy = KeyPolicy.AUTO, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        keys: KeyStore,
+        policy: KeyPolicy = KeyPolicy.AUTO,
+        *,
+        clock: Clock | None = None,
+        find_standing: FindStanding = lambda _account: None,
+    ) -> None:
         self._keys = keys
+        self._find_standing = find_standing
+        self._known: Sequence[ApiKey] = ()
         self._admission = Admission(policy)
         self._clock = clock or SystemClock()
         #: False: no keys were read
@@ -92,7 +118,24 @@ class CallerCache:
         if isinstance(decision, Denied):
             raise _refusal(decision)
         key = decision.key
-        return ANYBODY if key is None else Caller(name=key.name, rights=key.rights, ensembles=key.teams)
+        if key is None:
+            return ANYBODY
+        standing = None if key.quotas == NO_QUOTAS else self._find_standing(_account_of(key))
+        return Caller(
+            name=key.name,
+            rights=key.rights,
+            ensembles=key.teams,
+            roles=key.roles,
+            quotas=key.quotas,
+            standing=standing,
+        )
+
+    async def standings(self, caller: Caller) -> Sequence[Standing]:
+        found = [self._find_standing(_account_of(each)) for each in self._known if _is_shown(each, caller)]
+        if None in found:
+            text = "The endpoint is starting. Accepted runs are stored"
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_READY", text, retry_after_s=5)
+        return sorted((each for each in found if each is not None), key=lambda each: each.key)
 
     async def _refresh(self) -> None:
         """Read the keys if they have changed. Calls that wait for a failing read fail with it."""
@@ -104,12 +147,26 @@ class CallerCache:
                 stamp = await threads.run(self._keys.stamp)
                 if self._stamp is False or stamp != self._stamp:
                     self._stamp = False
-                    self._admission.use(await threads.run(self._keys.read))
+                    found = await threads.run(self._keys.read)
+                    self._known = found or ()
+                    self._admission.use(found)
                     self._stamp = stamp
             except (EnsembleError, OSError) as error:
                 self._failures, self._failure = self._failures + 1, error
                 raise
             self._failure = None
+
+
+def _account_of(key: ApiKey) -> Account:
+    return Account(name=key.name, quotas=key.quotas)
+
+
+def _is_shown(key: ApiKey, caller: Caller) -> bool:
+    """Whether a caller may see the usage of a key: its own, or with `admin` that of a key for none but its teams."""
+    if not caller.name or key.name == caller.name:
+        return True
+    is_of_teams = caller.ensembles is None or (key.teams is not None and key.teams <= caller.ensembles)
+    return Right.ADMIN in caller.rights and is_of_teams
 
 
 def _refusal(denied: Denied) -> Refusal:
@@ -126,6 +183,7 @@ _CODES = {
     "PromptTemplateError": "INPUTS_MISSING",
     "RunExistsError": "RUN_EXISTS",
     "ReviewDecidedError": "REVIEW_DECIDED",
+    "ReviewRoleError": "ROLE_REQUIRED",
     "ValidationError": "INVALID_RUN",
     "InternalError": "INTERNAL_ERROR",
 }
@@ -151,6 +209,7 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (errors.BatchError, HTTPStatus.BAD_GATEWAY),
     (errors.ReviewTimeoutError, HTTPStatus.GATEWAY_TIMEOUT),
     (errors.ReviewDecidedError, HTTPStatus.CONFLICT),
+    (errors.ReviewRoleError, HTTPStatus.FORBIDDEN),
     (errors.AgentExecutionError, HTTPStatus.BAD_GATEWAY),
     (errors.TaskExecutionError, HTTPStatus.BAD_GATEWAY),
     (errors.ParallelExecutionError, HTTPStatus.BAD_GATEWAY),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
@@ -25,7 +24,16 @@ from ensemble_ray.process.config import package_version
 from ensemble_ray.serve.blocking_run import BlockingRun, DoneTask
 from ensemble_ray.serve.middleware import caller_of, traceparent_of
 from ensemble_ray.serve.run_service import RunService
-from ensemble_ray.serve.schemas import EnsembleInfo, NewDecision, NewRun, Refusal, RunDetail, RunStatus, Verdict
+from ensemble_ray.serve.schemas import (
+    EnsembleInfo,
+    NewDecision,
+    NewRun,
+    OpenReview,
+    Refusal,
+    RunDetail,
+    RunStatus,
+    Verdict,
+)
 from ensemble_ray.serve.visible_runs import visible_run, visible_teams
 from ensemble_ray.tools.tool import make_tool_name
 from ensemble_ray.values.outputs import ExitReason
@@ -97,6 +105,7 @@ class McpTeam:
                 self._service,
                 self._caller.sign(asked),
                 idempotency_key=self._caller.own_key(self._key),
+                account=self._caller.account,
                 ends_with_client=self._ends_with_client,
             )
         except pydantic.ValidationError as error:
@@ -124,8 +133,14 @@ class McpTeam:
             if decision is None:
                 is_left_open = True
                 continue
-            with contextlib.suppress(Refusal):  # the gate is closed; its earlier decision counts
-                await self._service.decide(run_id, gate_id, _to_wire(decision), by=self._caller.name)
+            try:
+                await self._service.decide(
+                    run_id, gate_id, _to_wire(decision), by=self._caller.name, roles=self._caller.roles
+                )
+            except Refusal as refusal:
+                if refusal.code == "ROLE_REQUIRED":
+                    return _make_failure(refusal.message, run_id=run_id)
+                # The gate is closed; its earlier decision counts.
         if is_left_open:
             return self._waiting(await self._service.get(run_id))
         return await self._finish(BlockingRun(self._service, run_id, ends_with_client=self._ends_with_client))
@@ -144,10 +159,15 @@ class McpTeam:
             await run.detach()
         if found.status is not RunStatus.WAITING:
             return _result(found)
-        if not self._can_decide:
+        decidable = [each for each in found.reviews if self._has_role(each)]
+        if not self._can_decide or (found.reviews and not decidable):
             return self._waiting(found)
-        forms: dict[str, types.InputRequest] = {each.gate_id: make_gate_form(each) for each in found.reviews}
+        forms: dict[str, types.InputRequest] = {each.gate_id: make_gate_form(each) for each in decidable}
         return types.InputRequiredResult(input_requests=forms, request_state=found.run_id)
+
+    def _has_role(self, gate: OpenReview) -> bool:
+        roles = self._caller.roles
+        return roles is None or gate.required_role is None or gate.required_role in roles
 
     @property
     def _can_decide(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ensemble_ray import ValidationError
 from ensemble_ray.access import admission
 from ensemble_ray.access.admission import Credentials, digest_of, headers_of, host_name, is_key, own_address
+from ensemble_ray.access.quotas import Standing
+from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.context import bounded_logger
 from ensemble_ray.serve.callers import ANYBODY, Caller, Callers, describe_refusal
 from ensemble_ray.serve.schemas import Failure, Refusal
@@ -288,8 +291,25 @@ class KeyCheck:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
         passed = {**scope, "headers": headers, "state": {**scope.get("state", {}), "caller": caller}}
         with CancelScope() as answering:
-            watched = _WatchedAnswer(self._callers, credentials, send, answering)
+            watched = _WatchedAnswer(self._callers, credentials, _with_quotas(send, caller.standing), answering)
             await self._app(passed, receive, watched)
+
+
+def _with_quotas(send: Send, standing: Standing | None) -> Send:
+    """Return a `send` that adds the headers of a key's quotas (S-QUO-30)."""
+    if standing is None:
+        return send
+    headers = [
+        (name.encode(), value.encode())
+        for name, value in standing.headers(datetime.fromtimestamp(SystemClock().now(), UTC))
+    ]
+
+    async def send_with_quotas(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return send_with_quotas
 
 
 class _WatchedAnswer:

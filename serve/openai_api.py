@@ -100,6 +100,7 @@ class Asking(Struct, frozen=True, kw_only=True):
             self.service,
             self.caller.sign(asked),
             idempotency_key=self.idempotency_key,
+            account=self.caller.account,
             ends_with_client=bool(self.request.app.state.cancel_on_disconnect),
         )
 

@@ -18,7 +18,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from ensemble_ray.access.admission import Right
 from ensemble_ray.events.messages import FOLLOWED_TYPES, SKIPPED_TYPE
 from ensemble_ray.serve import schemas
-from ensemble_ray.serve.callers import Caller
+from ensemble_ray.serve.callers import Caller, Callers
 from ensemble_ray.serve.middleware import (
     FAILURES,
     CallerDependency,
@@ -28,7 +28,7 @@ from ensemble_ray.serve.middleware import (
     json_text,
     traceparent_of,
 )
-from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, render_samples
+from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, Sample, render_samples
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
 from ensemble_ray.studio.http_server import EventAnswer
@@ -85,7 +85,7 @@ async def post_run(
     ensemble = await chosen_ensemble(service, caller, asked.ensemble)
     span = traceparent_of(request, asked.traceparent)
     named = caller.sign(asked.model_copy(update={"ensemble": ensemble, "traceparent": span}))
-    taken = await service.start(named, idempotency_key=caller.own_key(idempotency_key))
+    taken = await service.start(named, idempotency_key=caller.own_key(idempotency_key), account=caller.account)
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     preferred = preferred_wait(prefer)
     seconds = preferred if wait is None else wait
@@ -212,7 +212,7 @@ async def post_decision(
     """Decide a gate. The run continues without another request."""
     caller.check(Right.REVIEW)
     await visible_run(service, caller, run_id)
-    decided = await service.decide(run_id, gate_id, decision, by=caller.name)
+    decided = await service.decide(run_id, gate_id, decision, by=caller.name, roles=caller.roles)
     return answer(decided, HTTPStatus.CONFLICT if isinstance(decided, schemas.ReviewConflict) else HTTPStatus.OK)
 
 
@@ -356,6 +356,19 @@ async def get_ensembles(service: ServiceDependency, caller: CallerDependency) ->
     return answer(schemas.EnsembleList(ensembles=await visible_teams(service, caller)))
 
 
+quota_router: APIRouter = APIRouter(tags=["quotas"], responses=FAILURES, route_class=OwnRoute)
+
+
+@quota_router.get("/quota", response_model=schemas.QuotaList)
+async def get_quota(request: Request, caller: CallerDependency) -> JSONResponse:
+    """Return today's usage and the quotas of the caller's key, and with the right `admin` those of the other keys."""
+    if Right.RUN not in caller.rights:
+        caller.check(Right.READ)
+    callers: Callers | None = request.app.state.callers
+    found = () if callers is None else await callers.standings(caller)
+    return answer(schemas.QuotaList(keys=[schemas.KeyUsage.of(each) for each in found]))
+
+
 operations_router: APIRouter = APIRouter(tags=["operations"], responses=FAILURES, route_class=OwnRoute)
 
 
@@ -459,11 +472,15 @@ _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 async def get_metrics(service: ServiceDependency, caller: CallerDependency) -> PlainTextResponse:
     """Return counters of runs, tokens and cost of the caller's teams. A caller with all teams also gets refusals."""
     caller.check(Right.READ)
-    seen = [
-        each
-        for each in await service.metrics()
-        if caller.ensembles is None or (each.team is not None and caller.sees(each.team))
-    ]
+
+    def is_visible(sample: Sample) -> bool:
+        if (
+            key := sample.label("key")
+        ) is not None:  # names of keys are for administrators of all teams, and for the key
+            return key == caller.name or (caller.ensembles is None and Right.ADMIN in caller.rights)
+        return caller.ensembles is None or (sample.team is not None and caller.sees(sample.team))
+
+    seen = [each for each in await service.metrics() if is_visible(each)]
     return PlainTextResponse(render_samples(seen))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from ensemble_ray.access.quotas import Account
 from ensemble_ray.serve import schemas
 from ensemble_ray.serve.schemas import Metrics
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ensemble_ray.serve.driving.run_driver import Outcome
 
 
-_COUNTED = frozenset({"DRAINING", "QUEUE_FULL", "RATE_LIMITED", "UNAUTHENTICATED"})
+_COUNTED = frozenset({"DRAINING", "QUEUE_FULL", "QUOTA_EXCEEDED", "RATE_LIMITED", "UNAUTHENTICATED"})
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
@@ -62,6 +63,12 @@ REFUSED = Metric(
     description="Requests that were refused",
     labels=("code",),
 )
+KEY_USAGE = Metric(
+    name="ensemble_ray_key_usage_total",
+    kind=MetricKind.COUNTER,
+    description="Runs that keys started, and tokens and cost of those that ended",
+    labels=("key", "quantity"),
+)
 DELIVERIES = Metric(
     name="ensemble_ray_webhook_attempts_total",
     kind=MetricKind.COUNTER,
@@ -86,7 +93,7 @@ DRAINING = Metric(
     description="1 while the endpoint refuses new runs because it drains, else 0",
     labels=(),
 )
-METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED, DELIVERIES, VERSION_SHARE, VERSION_ENDED, DRAINING)
+METRICS = (RUNS, ENDED, TOKENS, COST, REFUSED, DELIVERIES, VERSION_SHARE, VERSION_ENDED, DRAINING, KEY_USAGE)
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -97,7 +104,10 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def team(self) -> str | None:
-        return dict(zip(self.metric.labels, self.values, strict=True)).get("ensemble")
+        return self.label("ensemble")
+
+    def label(self, name: str) -> str | None:
+        return dict(zip(self.metric.labels, self.values, strict=True)).get(name)
 
 
 class Exporter(Protocol):
@@ -136,6 +146,9 @@ class RunTally:
             self._spend(team, [outcome.result.metrics])
         elif outcome.error is not None:
             self._spend(team, [task.metrics for task in outcome.error.tasks])
+
+    def charge(self, key: str, quantity: str, amount: float) -> None:
+        self._add(KEY_USAGE, (key, quantity), amount)
 
     def refuse(self, code: str) -> None:
         if code in _COUNTED:
@@ -205,9 +218,12 @@ class RunService(Protocol):
         """Return usage and cost since the driver started."""
         ...
 
-    async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
+    async def start(
+        self, asked: schemas.NewRun, *, idempotency_key: str | None = None, account: Account | None = None
+    ) -> schemas.AcceptedRun:
         """Accept a run, which then survives the loss of any process, and return before it starts.
 
+        The run counts for the quotas of `account`.
         A repeated `run_id` or key returns the existing run (S-SRV-14, S-SRV-15). `Refusal`: the request is invalid, its id is used by
         another one, or a limit is exceeded.
         """
@@ -261,9 +277,18 @@ class RunService(Protocol):
         ...
 
     async def decide(
-        self, run_id: str, gate_id: str, decision: schemas.NewDecision, *, by: str = ""
+        self,
+        run_id: str,
+        gate_id: str,
+        decision: schemas.NewDecision,
+        *,
+        by: str = "",
+        roles: frozenset[str] | None = None,
     ) -> schemas.DecidedReview | schemas.ReviewConflict:
-        """Decide a gate. Return the decision, or the earlier decision that counts. `Refusal`: the gate is closed."""
+        """Decide a gate. Return the decision, or the earlier decision that counts.
+
+        `Refusal`: the gate is closed, or `roles`, unless None, lacks the role that the gate requires.
+        """
         ...
 
     async def drain_info(self) -> schemas.DrainInfo:

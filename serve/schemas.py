@@ -13,6 +13,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
+from ensemble_ray.access.quotas import Quantity, Standing, show_amount
 from ensemble_ray.definition.fields import LONGEST_CONTEXT
 from ensemble_ray.definition.run_options import LONGEST_WORD, MOST_TAGS
 from ensemble_ray.text.foreign_text import whole_data, whole_text
@@ -989,6 +990,59 @@ class ScheduleList(Wire):
     """Answer to `GET /schedules`: sorted by team and name."""
 
     schedules: list[ScheduleInfo]
+
+
+class QuotaUsage(Wire):
+    """One quota of a key, and the usage of today. Amounts are decimal text: runs, tokens, or money.
+
+    Attributes:
+        limit: Limit per day; null: none.
+        reserved: Budgets of runs that have not ended.
+        remaining: What a new run could use; null: no limit.
+    """
+
+    quantity: Quantity
+    limit: str | None
+    used: str
+    reserved: str
+    remaining: str | None
+
+
+class KeyUsage(Wire):
+    """Quotas and usage of one key.
+
+    Attributes:
+        day: The current day, in the time zone of the endpoint.
+        resets_at: End of that day.
+    """
+
+    key: str
+    day: str
+    resets_at: datetime
+    quotas: list[QuotaUsage]
+
+    @classmethod
+    def of(cls, standing: Standing) -> Self:
+        def show(quantity: Quantity, amount: int | None) -> str | None:
+            return None if amount is None else show_amount(quantity, amount)
+
+        quotas = [
+            QuotaUsage(
+                quantity=each,
+                limit=show(each, standing.quotas.limit(each)),
+                used=show_amount(each, standing.used.amount(each)),
+                reserved=show_amount(each, standing.reserved_of(each)),
+                remaining=show(each, standing.remaining(each)),
+            )
+            for each in Quantity
+        ]
+        return cls(key=standing.key, day=standing.day, resets_at=standing.resets_at, quotas=quotas)
+
+
+class QuotaList(Wire):
+    """Answer to `GET /quota`, sorted by name."""
+
+    keys: list[KeyUsage]
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer, no defect

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from msgspec import Struct
 
 from ensemble_ray.access.admission import Right
+from ensemble_ray.access.quotas import Standing
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
@@ -103,6 +104,8 @@ class _CallerOfEndpoint(Struct, frozen=True):
     sees_cluster: bool = True
     #: names of teams; None: all
     ensembles: frozenset[str] | None = None
+    roles: frozenset[str] | None = None
+    standing: Standing | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -166,14 +169,18 @@ class _EndpointGuard:
         if right not in caller.rights:
             raise StudioRefusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", f"This key lacks the right '{right}'")
         if not caller.name:
-            return _CallerOfEndpoint(None, None)
+            return _CallerOfEndpoint(None, None, roles=caller.roles)
         accepted = self._accepted.get(caller.ensembles)
         if accepted is None:
             self._accepted = {teams: each for teams, each in self._accepted.items() if not each.is_old}
             accepted = self._accepted[caller.ensembles] = _AcceptedRuns(self._service, caller.ensembles)
         sees_cluster = Right.ADMIN in caller.rights
         run_ids = await accepted.run_ids()
-        return _CallerOfEndpoint(caller.name, run_ids, sees_cluster, caller.ensembles)
+        return _CallerOfEndpoint(
+            *(caller.name, run_ids, sees_cluster, caller.ensembles),
+            roles=caller.roles,
+            standing=caller.standing,
+        )
 
 
 class _AcceptedRuns:
@@ -246,11 +253,13 @@ class _EndpointActions:
         del asked
         return await self.resume(run_id)
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
+    async def decide(
+        self, run_id: str, gate_id: str, decision: Decision, *, by: str | None, roles: frozenset[str] | None
+    ) -> ReviewSchema:
         text = decision.text or "" if decision.decision == "edit" else None
         asked = NewDecision(decision=Verdict(decision.decision), text=text, comment=decision.comment)
         try:
-            decided = await self._service().decide(run_id, gate_id, asked, by=by or "")
+            decided = await self._service().decide(run_id, gate_id, asked, by=by or "", roles=roles)
         except Refusal as refusal:
             raise _as_studio(refusal) from refusal
         if isinstance(decided, ReviewConflict):

@@ -9,13 +9,15 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from ensemble_ray.access.quotas import NO_QUOTAS, Quotas, quotas_of_data, quotas_to_data
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.limits.bucket import Grant, Requested, TokenBucket
 from ensemble_ray.values.value import RateLimit
@@ -40,7 +42,9 @@ _KEY = re.compile(r"erk_[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _PERIODS_S = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|min|h)")
-_VERSION = 1
+#: Version 2 has quotas and roles. It is written only if a key has some, since earlier releases would ignore them.
+_VERSIONS = (1, 2)
+_LONGEST_ROLE, _MOST_ROLES = 100, 100
 #: Each request is compared with all keys.
 _MOST_KEYS = 1000
 
@@ -56,31 +60,57 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     teams: frozenset[str] | None
     rate: RateLimit | None
     created_at: datetime
+    quotas: Quotas = NO_QUOTAS
+    #: of reviews that it may decide; any text
+    roles: frozenset[str] = frozenset()
+
+    @property
+    def is_limited(self) -> bool:
+        return self.quotas != NO_QUOTAS or bool(self.roles)
 
 
 def new_key(
-    name: str, *, rights: frozenset[Right], teams: Iterable[str], rate: RateLimit | None, created_at: datetime
+    name: str,
+    *,
+    rights: frozenset[Right],
+    teams: Iterable[str],
+    rate: RateLimit | None,
+    created_at: datetime,
+    quotas: Quotas = NO_QUOTAS,
+    roles: frozenset[str] = frozenset(),
 ) -> tuple[str, ApiKey]:
     """Return the text of a new key, and its stored part. `*` in `teams` means all."""
     if _NAME.fullmatch(name) is None:
         raise ValidationError(
             f"A key's name has up to 64 letters, digits and '.', '_', '@', '-', and begins with a letter or a digit, got: {name!r}"
         )
-    if not rights:
-        raise ValidationError(f"Key '{name}' has no rights. Name some of: {', '.join(Right)}")
-    chosen = frozenset(each.strip() for each in teams if each.strip())
-    if not chosen:
-        raise ValidationError(f"Key '{name}' has no teams. Name them, or say '{ALL_TEAMS}' for all")
     text = f"{_PREFIX}{secrets.token_urlsafe(32)}"
-    return text, ApiKey(
+    key = ApiKey(
         name=name,
         digest=digest_of(text),
         last_four=text[-4:],
-        rights=rights,
-        teams=None if ALL_TEAMS in chosen else chosen,
+        rights=frozenset(),
+        teams=frozenset(),
         rate=rate,
         created_at=created_at,
+        quotas=quotas,
+        roles=roles,
     )
+    return text, changed_key(key, rights=rights, teams=teams)
+
+
+def changed_key(key: ApiKey, *, rights: frozenset[Right] | None = None, teams: Iterable[str] | None = None) -> ApiKey:
+    """Return a key with other rights and teams; None keeps them. `*` in `teams` means all."""
+    if rights is not None:
+        if not rights:
+            raise ValidationError(f"Key '{key.name}' has no rights. Name some of: {', '.join(Right)}")
+        key = replace(key, rights=rights)
+    if teams is not None:
+        chosen = frozenset(each.strip() for each in teams if each.strip())
+        if not chosen:
+            raise ValidationError(f"Key '{key.name}' has no teams. Name them, or say '{ALL_TEAMS}' for all")
+        key = replace(key, teams=None if ALL_TEAMS in chosen else chosen)
+    return key
 
 
 def digest_of(key: str) -> str:
@@ -99,6 +129,16 @@ def parse_rights(names: Iterable[str]) -> frozenset[Right]:
         except ValueError:
             raise ValidationError(f"Unknown right '{name.strip()}'. Known: [{', '.join(Right)}]") from None
     return frozenset(found)
+
+
+def parse_roles(names: Iterable[str]) -> frozenset[str]:
+    """Return roles without surrounding blanks; an empty text is none."""
+    found = frozenset(each.strip() for each in names if each.strip())
+    if any(len(each) > _LONGEST_ROLE or not each.isprintable() for each in found) or len(found) > _MOST_ROLES:
+        raise ValidationError(
+            f"A key has up to {_MOST_ROLES} roles of up to {_LONGEST_ROLE} printable characters, got: {sorted(found)!r:.300}"
+        )
+    return found
 
 
 def parse_rate(text: str) -> RateLimit:
@@ -122,14 +162,16 @@ def render_rate(rate: RateLimit) -> str:
 
 
 def write_document(keys: Sequence[ApiKey]) -> str:
-    return json.dumps({"version": _VERSION, "keys": [_data_of(each) for each in keys]}, indent=1)
+    has_limits = any(each.is_limited for each in keys)
+    data = [_data_of(each) | (_limits_of(each) if has_limits else {}) for each in keys]
+    return json.dumps({"version": _VERSIONS[has_limits], "keys": data}, indent=1)
 
 
 def read_document(content: str | bytes) -> list[ApiKey]:
     """Return the keys of a document; raise `ValueError` or `ValidationError` if it is damaged."""
     match json.loads(content):
-        case {"version": version, "keys": [*keys]} if version == _VERSION:
-            return [_key_of(each) for each in keys]
+        case {"version": int(version), "keys": [*keys]} if version in _VERSIONS:
+            return [_key_of(each, has_limits=version > 1) for each in keys]
         case _:
             raise ValueError("it has no keys of this version")
 
@@ -140,6 +182,15 @@ def with_key(keys: Sequence[ApiKey], key: ApiKey) -> list[ApiKey]:
     if len(keys) >= _MOST_KEYS:
         raise ValidationError(f"There are {len(keys)} keys, and the limit is {_MOST_KEYS}: revoke some")
     return [*keys, key]
+
+
+def with_change(
+    keys: Sequence[ApiKey], name: str, change: Callable[[ApiKey], ApiKey], *, location: str
+) -> tuple[ApiKey, list[ApiKey]]:
+    """Return a changed key, and all keys in their order."""
+    old, _ = without_key(keys, name, location=location)
+    new = change(old)
+    return new, [new if each.name == name else each for each in keys]
 
 
 def without_key(keys: Sequence[ApiKey], name: str, *, location: str) -> tuple[ApiKey, list[ApiKey]]:
@@ -163,8 +214,25 @@ def _data_of(key: ApiKey) -> dict[str, object]:
     }
 
 
-def _key_of(data: object) -> ApiKey:
+def _limits_of(key: ApiKey) -> dict[str, object]:
+    return {"quotas": quotas_to_data(key.quotas), "roles": sorted(key.roles)}
+
+
+def _key_of(data: object, *, has_limits: bool) -> ApiKey:
     """Return a key. A missing field or a wrong type is an error, and never grants more rights."""
+    key = _unlimited_key_of(data)
+    match data:
+        case {"quotas": quotas, "roles": [*roles]} if has_limits:
+            return replace(key, quotas=quotas_of_data(quotas), roles=parse_roles(map(str, roles)))
+        case {"quotas": _} | {"roles": _}:
+            raise ValueError("quotas and roles belong to version 2, together")
+        case _ if has_limits:
+            raise ValueError("a key lacks its quotas or roles")
+        case _:
+            return key
+
+
+def _unlimited_key_of(data: object) -> ApiKey:
     match data:
         case {
             "name": str(name),

@@ -12,7 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar, cast
 
-from ensemble_ray.access.admission import ApiKey, read_document, with_key, without_key, write_document
+from ensemble_ray.access.admission import (
+    ApiKey,
+    read_document,
+    with_change,
+    with_key,
+    without_key,
+    write_document,
+)
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process.postgres_server import SESSION, Connection, PostgresDatabase, value_of
 from ensemble_ray.process.private_files import read_private_file, replace_private_file
@@ -88,6 +95,10 @@ class KeyStore(Protocol):
         """Delete a key and return it. `ValidationError`: there is none of that name."""
         ...
 
+    def change(self, name: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
+        """Replace a key by a changed one of the same name, and return that. `ValidationError`: there is none of that name."""
+        ...
+
 
 def open_keys(address: StoreAddress | None = None) -> KeyStore:
     """Return the store next to the records at an address. It is opened on first use."""
@@ -138,6 +149,12 @@ class KeyFile:
             self._write(left)
         return gone
 
+    def change(self, name: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
+        with self._lock():
+            changed, keys = with_change(self.read() or [], name, change, location=self.location)
+            self._write(keys)
+        return changed
+
     def _write(self, keys: Sequence[ApiKey]) -> None:
         replace_private_file(self.path, write_document(keys).encode())
 
@@ -185,6 +202,9 @@ class KeyTable:
 
     def revoke(self, name: str) -> ApiKey:
         return self._change(lambda keys: without_key(keys, name, location=self.location))
+
+    def change(self, name: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
+        return self._change(lambda keys: with_change(keys, name, change, location=self.location))
 
     def _change(self, change: Callable[[Sequence[ApiKey]], tuple[T, list[ApiKey]]]) -> T:
         def operation(connection: Connection) -> T:

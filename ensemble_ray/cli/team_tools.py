@@ -31,6 +31,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ensemble_ray.cli.view.failures import describe_error
+from ensemble_ray.cli.view.terminal import role_option
 from ensemble_ray.definition.fields import Durability
 from ensemble_ray.ensemble import Ensemble, stream_run
 from ensemble_ray.errors import EnsembleError, IllegalStateError, ReviewDecidedError, ValidationError
@@ -193,7 +194,7 @@ def _with_recorded_reviews(team: Ensemble, *, can_ask: bool) -> Ensemble:
 
 def _waiting(gates: Sequence[OpenReview]) -> CallToolResult:
     commands = "\n".join(
-        f"ensemble-ray review {each.run_id} {each.gate_id} approve --resume   # {brief(each.task_description, _SHOWN)}"
+        f"ensemble-ray review {each.run_id} {each.gate_id} approve --resume{role_option(each.required_role)}   # {brief(each.task_description, _SHOWN)}"
         for each in gates
     )
     return make_failure(f"The run waits for a person to decide (approve, edit FILE or exit). What to do:\n{commands}")

@@ -23,6 +23,7 @@ Exception
 │  ├─ StaleEpochError
 │  ├─ ReviewTimeoutError
 │  ├─ ReviewDecidedError
+│  ├─ ReviewRoleError
 │  ├─ UnknownOutcomeError
 │  ├─ CircuitOpenError
 │  └─ AllModelsFailedError
@@ -58,7 +59,7 @@ __all__ = [
     "IllegalStateError", "ManagerStalledError",
     "MaxGraphStepsExceededError", "MaxIterationsExceededError", "MaxLoopIterationsExceededError", "OutputParsingError",
     "ParallelExecutionError", "PromptTemplateError", "RateLimitInterruptedError", "RateLimitTimeoutError",
-    "RecordError", "ReviewDecidedError", "ReviewTimeoutError", "RunExistsError", "StaleEpochError",
+    "RecordError", "ReviewDecidedError", "ReviewRoleError", "ReviewTimeoutError", "RunExistsError", "StaleEpochError",
     "TaskExecutionError", "ToolConfigurationError", "ToolExecutionError", "TryAgain", "UnknownOutcomeError",
     "ValidationError", "message_of", "portable",
 ]  # fmt: skip
@@ -421,6 +422,26 @@ class ReviewDecidedError(EnsembleError):
         self.by = by
         self.decided_at = decided_at
         self.comment = comment
+
+
+class ReviewRoleError(EnsembleError):
+    """A review gate requires a role that its reviewer does not have.
+
+    Attributes:
+        run_id: The run.
+        gate_id: Id of the gate.
+        role: The required role.
+        roles: Roles of the reviewer, sorted.
+    """
+
+    def __init__(
+        self, message: str, run_id: str = "", gate_id: str = "", role: str = "", roles: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.gate_id = gate_id
+        self.role = role
+        self.roles = tuple(roles)
 
 
 class IllegalStateError(PicklableError, RuntimeError):

@@ -647,9 +647,13 @@ class ReviewDecided(FactData):
     comment: str = written(TEXT, default="")
     #: whether another process decided while the task did not run (S-REV-117)
     outside: bool = written(FLAG, default=False)
+    #: role of the author, if the gate required one (S-QUO-50)
+    role: str | None = written(optional(TEXT), default=None)
 
     @classmethod
-    def of(cls, answer: ReviewAnswer, *, comment: str = "", outside: bool = False) -> ReviewDecided:
+    def of(
+        cls, answer: ReviewAnswer, *, comment: str = "", outside: bool = False, role: str | None = None
+    ) -> ReviewDecided:
         data = answer.to_data()
         return cls(
             verdict=str(data["verdict"]),
@@ -658,6 +662,7 @@ class ReviewDecided(FactData):
             by=answer.by,
             comment=comment,
             outside=outside,
+            role=role,
         )
 
     @property

@@ -5,13 +5,13 @@ from __future__ import annotations
 import getpass
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from msgspec import Struct
 
 from ensemble_ray.definition.redactor import recorded_redaction
-from ensemble_ray.errors import EnsembleError, ReviewDecidedError, RunExistsError, ValidationError
+from ensemble_ray.errors import EnsembleError, ReviewDecidedError, ReviewRoleError, RunExistsError, ValidationError
 from ensemble_ray.execute.redaction import clean_fact
 from ensemble_ray.execute.review.gates import TIMEOUT
 from ensemble_ray.facts.fact import Fact
@@ -56,6 +56,7 @@ def decide(
     *,
     by: str | None = None,
     comment: str | None = None,
+    roles: str | Collection[str] | None = None,
     runtime: Runtime | str | None = None,
 ) -> RunState:
     """Decide at a review gate of a run, from any process. The decision is on disk when this returns.
@@ -66,6 +67,8 @@ def decide(
         decision: `ReviewDecision.continue_execution()`, `.edit(text)` or `.exit_early()`.
         by: Name of the person who decides; default: the user of this process.
         comment: Reason; it is recorded with the decision.
+        roles: Roles of that person. If the gate has a `required_role`, it must be one of them, and is recorded. None: they
+            are not checked.
         runtime: Runtime that stores the record; default: the runtime that the environment names.
 
     Returns:
@@ -74,11 +77,12 @@ def decide(
     Raises:
         ReviewDecidedError: the gate was already decided or has expired; the message names the person, time and
             decision.
+        ReviewRoleError: `roles` lacks the role that the gate requires.
         RunExistsError: a process waits for the decision of its review handler.
         ValidationError: there is no such run or gate, the gate is closed, or `decision` is no decision.
         RecordError: the record cannot be read or written.
     """
-    return run_blocking(_decide(run_id, gate_id, decision, by=by, comment=comment, runtime=runtime))
+    return run_blocking(_decide(run_id, gate_id, decision, by=by, comment=comment, roles=roles, runtime=runtime))
 
 
 async def adecide(
@@ -88,10 +92,11 @@ async def adecide(
     *,
     by: str | None = None,
     comment: str | None = None,
+    roles: str | Collection[str] | None = None,
     runtime: Runtime | str | None = None,
 ) -> RunState:
     """`decide` for async code, with the same contract."""
-    return await bridge(_decide(run_id, gate_id, decision, by=by, comment=comment, runtime=runtime))
+    return await bridge(_decide(run_id, gate_id, decision, by=by, comment=comment, roles=roles, runtime=runtime))
 
 
 class PendingReview(Struct, frozen=True, kw_only=True):
@@ -125,7 +130,14 @@ async def find_gate(store: RunStore, run_id: str, gate_id: str) -> tuple[Recorde
 
 
 async def record_decision(
-    store: RunStore, run_id: str, gate_id: str, decision: ReviewDecision, *, by: str | None, comment: str | None
+    store: RunStore,
+    run_id: str,
+    gate_id: str,
+    decision: ReviewDecision,
+    *,
+    by: str | None,
+    comment: str | None,
+    roles: Collection[str] | None = None,
 ) -> tuple[RecordedRun, Gate]:
     """Record a decision (see `decide`). Return the run after it, and the gate."""
     if not isinstance(decision, Continue | Edit | ExitEarly):
@@ -134,13 +146,14 @@ async def record_decision(
             "ReviewDecision.continue_execution(), .edit(text) or .exit_early()"
         )
     run, gate = await find_gate(store, run_id, gate_id)
+    role = gate.asked.data.required_role if roles is not None else None
     if not by:
         try:
             by = getpass.getuser()
         except (KeyError, OSError, ImportError):  # a container's user may have no name
             by = f"user {os.getuid()}" if hasattr(os, "getuid") else "a user"
     answer = ReviewAnswer(decision=decision, by=by)
-    data = ReviewDecided.of(answer, comment=comment or "", outside=True)
+    data = ReviewDecided.of(answer, comment=comment or "", outside=True, role=role)
     if (header := (await read_head(store, run.run_id)).header).redaction is not None:
         data = clean_fact(recorded_redaction(header.redaction), data)
     obstacle = _obstacle(run, gate)
@@ -148,6 +161,8 @@ async def record_decision(
         raise ValidationError(
             f"Run '{run.run_id}' has ended: it is {run.state.value}, and its gates accept no decision"
         )
+    if obstacle is None and role is not None and roles is not None and role not in roles:
+        raise _role_error(run, gate, role, roles)
     if obstacle is None and (refused := await store.decide(run.run_id, gate.asked.name, data)) is not None:
         gate, obstacle = refused
     if obstacle is not None:
@@ -166,9 +181,11 @@ async def _decide(
     *,
     by: str | None,
     comment: str | None,
+    roles: str | Collection[str] | None,
     runtime: Runtime | str | None,
 ) -> RunState:
-    run, _ = await record_decision(_store(runtime), run_id, gate_id, decision, by=by, comment=comment)
+    known = [roles] if isinstance(roles, str) else roles
+    run, _ = await record_decision(_store(runtime), run_id, gate_id, decision, by=by, comment=comment, roles=known)
     return run.state
 
 
@@ -220,6 +237,12 @@ def _refusal(run: RecordedRun, gate: Gate, obstacle: Obstacle) -> EnsembleError:
             )
         case _:
             return ValidationError(f"{named} accepts no decision: its task or call has ended without one")
+
+
+def _role_error(run: RecordedRun, gate: Gate, role: str, roles: Collection[str]) -> ReviewRoleError:
+    has = f"has [{', '.join(sorted(roles))}]" if roles else "has none"
+    text = f"Gate '{gate.gate_id}' of run '{run.run_id}' requires the role '{role}', and its reviewer {has}"
+    return ReviewRoleError(text, run.run_id, gate.gate_id, role, sorted(roles))
 
 
 def _format_time(at: datetime) -> str:

@@ -91,6 +91,8 @@ class Studio(Struct, frozen=True, kw_only=True):
             has_schedules=self.schedules is not None,
             title=self.title,
             read_only_reason=self.read_only_reason,
+            roles=None if visitor.roles is None else sorted(visitor.roles),
+            has_quotas=visitor.standing is not None,
         )
 
 
@@ -119,6 +121,7 @@ def answer(value: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (errors.ReviewDecidedError, HTTPStatus.CONFLICT),
+    (errors.ReviewRoleError, HTTPStatus.FORBIDDEN),
     (errors.RunExistsError, HTTPStatus.CONFLICT),
     (errors.IllegalStateError, HTTPStatus.CONFLICT),
     (errors.RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
@@ -295,7 +298,10 @@ async def post_decision(
     run_id: str, gate_id: str, decision: schemas.Decision, studio: StudioDependency, request: Request
 ) -> Response:
     actions, visitor = await _actions(studio, request, Right.REVIEW, run_id)
-    return answer(await bridge(actions.decide(run_id, gate_id, decision, by=visitor.name)))
+    roles = visitor.roles
+    if roles is None and decision.role is not None:
+        roles = frozenset((decision.role,))  # its reader has confirmed the role, and no key says more
+    return answer(await bridge(actions.decide(run_id, gate_id, decision, by=visitor.name, roles=roles)))
 
 
 async def _actions(
@@ -495,6 +501,12 @@ _Sort = Annotated[str, Query(pattern=f"^-?({'|'.join(get_args(SortKey))})$")]  #
 _MILLIS_DIGITS = 11
 _DATE_CHARACTERS, _DAY_S = 10, 86_400
 _LONG_BYTES = 1_048_576
+
+
+@router.get("/quota")
+async def get_quota(studio: StudioDependency, request: Request) -> Response:
+    visitor = await studio.guard.admit(request, Right.READ)
+    return answer(schemas.QuotaSchema.of(visitor.standing))
 
 
 @router.get("/info")

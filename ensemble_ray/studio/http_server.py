@@ -27,6 +27,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from ensemble_ray.access import admission
 from ensemble_ray.access.admission import ApiKey, Right, digest_of, is_key
 from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.quotas import Standing
 from ensemble_ray.definition.fields import Origin
 from ensemble_ray.errors import EnsembleError, ValidationError
 from ensemble_ray.process.concurrency import abandon, new_lock, track
@@ -359,6 +360,12 @@ class _KeyHolder(Struct, frozen=True):
     def sees_all(self) -> bool:
         return self.key.teams is None
 
+    @property
+    def roles(self) -> frozenset[str]:
+        return self.key.roles
+
+    standing = None  # only endpoints start runs
+
     def may_see(self, run: RecordedRun) -> bool:
         teams = self.key.teams
         names = {Origin(place=run.origin).name, PurePath(run.origin).name, run.origin}
@@ -421,6 +428,16 @@ class Visitor(Protocol):
         """Whether it may see all runs."""
         ...
 
+    @property
+    def roles(self) -> frozenset[str] | None:
+        """Roles for reviews; None: it is not identified, and states its role itself."""
+        ...
+
+    @property
+    def standing(self) -> Standing | None:
+        """Quotas of its key and today's usage; None: it has none."""
+        ...
+
     def may_see(self, run: RecordedRun) -> bool: ...
 
 
@@ -441,6 +458,8 @@ class _LocalUser:
     name = None
     sees_cluster = True
     sees_all = True
+    roles = None
+    standing = None
 
     def may_see(self, run: RecordedRun) -> bool:
         del run

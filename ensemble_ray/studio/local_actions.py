@@ -209,7 +209,9 @@ class LocalActions:
         await self._processes.begin(arguments, new_id, has_begun)
         return new_id
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
+    async def decide(
+        self, run_id: str, gate_id: str, decision: Decision, *, by: str | None, roles: frozenset[str] | None
+    ) -> ReviewSchema:
         await self._views.summary(run_id)
         match decision.decision:
             case "approve":
@@ -218,7 +220,7 @@ class LocalActions:
                 taken = ReviewDecision.edit(decision.text or "")
             case "exit":
                 taken = ReviewDecision.exit_early()
-        await record_decision(self._store, run_id, gate_id, taken, by=by, comment=decision.comment)
+        await record_decision(self._store, run_id, gate_id, taken, by=by, comment=decision.comment, roles=roles)
         seen = await self._views.see(run_id)
         for gate in seen.view.totals.gates:
             if gate.gate_id == gate_id:
@@ -268,11 +270,14 @@ class StudioActions(Protocol):
         """Start a fork in a separate process, and return its id. An EnsembleError: it cannot begin."""
         ...
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
+    async def decide(
+        self, run_id: str, gate_id: str, decision: Decision, *, by: str | None, roles: frozenset[str] | None
+    ) -> ReviewSchema:
         """Decide a gate, and return it.
 
         Raises:
             ReviewDecidedError: the gate is already decided.
+            ReviewRoleError: `roles` lacks the role that the gate requires; None: roles are not checked.
             EnsembleError: the gate cannot be decided here.
         """
         ...

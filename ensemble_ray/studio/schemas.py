@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, RootModel
 
+from ensemble_ray.access.quotas import Standing, show_amount
 from ensemble_ray.record.history.executions import ROUND_KINDS, UNIT_KINDS, ExecutionKind, ExecutionStatus
 from ensemble_ray.text.foreign_text import whole_data, whole_text
 
@@ -62,6 +63,7 @@ class Decision(StudioSchema):
     decision: Literal["approve", "edit", "exit"]
     text: str | None = None  # of an edit
     comment: str = ""
+    role: str | None = Field(default=None, max_length=1000)  # that a reader without a key has confirmed
 
 
 class NewFork(StudioSchema):
@@ -218,6 +220,47 @@ class StudioInfo(StudioSchema):
     has_schedules: bool = False
     title: str  # of the place
     read_only_reason: str | None = None
+    roles: list[Text] | None = None  # of the reader's key; null: no key identifies the reader
+    has_quotas: bool = False  # the reader's key
+
+
+class QuotaBar(StudioSchema):
+    """One quota of the reader's key, and today's usage. Amounts are decimal text."""
+
+    quantity: str  # `runs`, `tokens` or `cost`
+    limit: str
+    used: str
+    reserved: str  # by runs that have not ended
+    used_share: float  # 0 to 1
+    reserved_share: float
+
+
+class QuotaSchema(StudioSchema):
+    """Answer to `GET api/studio/quota`."""
+
+    key: str = ""
+    quotas: list[QuotaBar] = []
+    resets_at: Millis | None = None
+
+    @classmethod
+    def of(cls, standing: Standing | None) -> QuotaSchema:
+        if standing is None:
+            return cls()
+        bars: list[QuotaBar] = []
+        for each in standing.quotas.limited:
+            limit, used = standing.quotas.limit(each) or 1, standing.used.amount(each)
+            reserved = standing.reserved_of(each)
+            bars.append(
+                QuotaBar(
+                    quantity=each,
+                    limit=show_amount(each, limit),
+                    used=show_amount(each, used),
+                    reserved=show_amount(each, reserved),
+                    used_share=min(1.0, used / limit),
+                    reserved_share=min(max(0.0, 1.0 - used / limit), reserved / limit),
+                )
+            )
+        return cls(key=standing.key, quotas=bars, resets_at=round(standing.resets_at.timestamp() * 1000))
 
 
 class VersionRow(StudioSchema):
@@ -492,6 +535,7 @@ class ReviewSchema(StudioSchema):
     comment: Text | None = None
     timed_out: bool = False
     decided_by: Text | None = None
+    decided_role: Text | None = None  # that the gate required
     decided_at: Millis | None = None
     decidable: bool = False  # this page accepts a decision
 

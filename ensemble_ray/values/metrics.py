@@ -326,7 +326,12 @@ NOTHING = Amount()
 
 def amount_of(input_tokens: int, output_tokens: int, cost: CostEstimate | None) -> Amount:
     """Return tokens and their cost as an amount. An unknown cost is 0."""
-    return Amount(input_tokens + output_tokens, 0 if cost is None else int(cost.total_cost * _UNITS))
+    return Amount(input_tokens + output_tokens, 0 if cost is None else units_of(cost.total_cost))
+
+
+def units_of(money: Decimal) -> int:
+    """Return money as in `Amount`, rounded down."""
+    return int(money * _UNITS)
 
 
 def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int, *, delivery: str = "") -> Amount:

@@ -145,7 +145,7 @@ class Review(Value):
         prompt: A text for the reviewer, beside the task and its output.
         timeout: How long the gate waits, a `timedelta` or seconds; 0: without limit.
         on_timeout: Effect of the timeout: `"continue"`, `"exit_early"` or `"fail"`.
-        required_role: Role of the reviewer; the handler may check it.
+        required_role: Role of the reviewer. Keys of endpoints and `decide(roles=)` are checked; a handler checks it itself.
     """
 
     DEFAULT_TIMEOUT: ClassVar[timedelta] = _DEFAULT_TIMEOUT

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import replace
 
 from ensemble_ray import ChatModel, RecordError, RunExistsError, Runtime, Schedule
+from ensemble_ray.access.quotas import Account, Standing
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.events.messages import LAST_TYPE, Cursor, WireEvent
 from ensemble_ray.ports import Clock
@@ -34,6 +35,7 @@ from ensemble_ray.serve.driving.queue import RunQueue
 from ensemble_ray.serve.driving.requests import EndpointLimits
 from ensemble_ray.serve.driving.run_driver import ActiveRun, Outcome, RunsTeam
 from ensemble_ray.serve.driving.schedules import Schedules
+from ensemble_ray.serve.driving.usage import UsageWriter
 from ensemble_ray.serve.driving.versions import WATCH_S, FileWatch, TeamVersions, count_by_version
 from ensemble_ray.serve.driving.webhooks import NewDeliveries, WebhookRules, Webhooks
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, RunTally, Sample
@@ -204,7 +206,8 @@ class DrivenRuns:
         self._queues: dict[str, RunQueue] = {}
         self._accepting = asyncio.Lock()
         self._on_lost = on_lost
-        self._ends = run_driver.EndWriter(ledger, kept=self._limits.kept_runs, on_lost=self._lose)
+        self._usage = UsageWriter(ledger, self._tally.charge, self._limits.quota_zone, lambda: self._store)
+        self._ends = run_driver.EndWriter(ledger, self._usage, kept=self._limits.kept_runs, on_lost=self._lose)
         self._followed = SharedRecordReader(self._store)
         self._versions = TeamVersions(ledger, models or {}, deployed_at=deployed_at)
         self._watch = FileWatch() if watch else None
@@ -288,14 +291,18 @@ class DrivenRuns:
         return await self._tools.invoke(name, body.arguments)
 
     @_on_library_loop
-    async def start(self, asked: schemas.NewRun, *, idempotency_key: str | None = None) -> schemas.AcceptedRun:
-        return await self._accept(asked, idempotency_key)
+    async def start(
+        self, asked: schemas.NewRun, *, idempotency_key: str | None = None, account: Account | None = None
+    ) -> schemas.AcceptedRun:
+        return await self._accept(asked, idempotency_key, account=account)
 
     async def start_scheduled(self, asked: schemas.NewRun, *documents: Document) -> schemas.AcceptedRun:
         """Accept a run of a schedule, and store documents in the same transaction."""
         return await self._accept(asked, None, *documents)
 
-    async def _accept(self, asked: schemas.NewRun, key: str | None, *documents: Document) -> schemas.AcceptedRun:
+    async def _accept(
+        self, asked: schemas.NewRun, key: str | None, *documents: Document, account: Account | None = None
+    ) -> schemas.AcceptedRun:
         name = requests.team_of(asked.ensemble, self._versions.teams).info.name
         try:
             # A repeated request has the same key, or the same id.
@@ -325,9 +332,12 @@ class DrivenRuns:
             if queue.running + queue.queued >= self._limits.max_running + self._limits.max_queued:
                 text = f"The team '{team.info.name}' has {queue.running} running and {queue.queued} queued runs: try again later"
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "QUEUE_FULL", text, retry_after_s=_RETRY_S)
+            if account is not None:
+                options = requests.options_of(asked, team.definition, self._limits)
+                self._usage.begin(account, wanted.run_id, options, team.definition)
             self._active[wanted.run_id] = active = self._activate(wanted)
             try:
-                await threads.run(self._ledger.add, wanted, *documents)
+                await self._usage.add(wanted.run_id, partial(self._ledger.add, wanted, *documents))
             except BaseException:
                 del self._active[wanted.run_id]
                 raise
@@ -346,7 +356,12 @@ class DrivenRuns:
 
     def _activate(self, entry: LedgerEntry) -> ActiveRun:
         team = self._versions.recovered(entry.ensemble, entry.version)
-        return ActiveRun(entry=entry, team=team, asked=entry.request or schemas.NewRun())
+        allowance = self._usage.allowance_of(entry.run_id)
+        return ActiveRun(entry=entry, team=team, asked=entry.request or schemas.NewRun(), allowance=allowance)
+
+    def standing(self, account: Account) -> Standing:
+        """Return the quotas and the usage of a key. Thread-safe."""
+        return self._usage.standing(account)
 
     def _begin(self, active: ActiveRun, *, is_recovered: bool) -> None:
         active.is_kept = True
@@ -372,7 +387,9 @@ class DrivenRuns:
             _log.error("Run %s cannot be driven: %s", run_id, describe(error))
             outcome = run_driver.outcome_of_defect(error, run_id)
         self._tally.end(active.entry.ensemble, outcome, active.entry.version)
-        await self._store_end(active, run_driver.detail_of(active.entry, outcome))
+        ended = run_driver.detail_of(active.entry, outcome)
+        await self._usage.charge(run_id, active.team.definition, ended)
+        await self._store_end(active, ended)
 
     async def _store_end(self, active: ActiveRun, ended: schemas.RunDetail) -> None:
         """Store the end of a run, and report it when it is stored, or after `_STORING_S`."""
@@ -422,6 +439,7 @@ class DrivenRuns:
     async def recover(self) -> int:
         """Resume all accepted runs that have not ended, and open the schedules; return the number of runs."""
         entries = await threads.run(self._ledger.list_unfinished)
+        await self._usage.load(each.run_id for each in entries)
         await self._webhooks.recover()
         await self._drain.restore()
         await self._versions.restore(lambda: {(each.ensemble, each.version) for each in entries})
@@ -446,7 +464,9 @@ class DrivenRuns:
                 with contextlib.suppress(RecordError):  # the ledger may lack an end that the record has
                     outcome = await run_driver.recorded_outcome(self._store, entry.run_id)
                     if outcome is not None:
-                        new = await self._write_end(entry, run_driver.detail_of(entry, outcome))
+                        ended = run_driver.detail_of(entry, outcome)
+                        await self._usage.charge(entry.run_id, None, ended)
+                        new = await self._write_end(entry, ended)
                         self._webhooks.begin(new or NewDeliveries())
         await self._declare_schedules()
         return len(known)
@@ -591,12 +611,19 @@ class DrivenRuns:
 
     @_on_library_loop
     async def decide(
-        self, run_id: str, gate_id: str, decision: schemas.NewDecision, *, by: str = ""
+        self,
+        run_id: str,
+        gate_id: str,
+        decision: schemas.NewDecision,
+        *,
+        by: str = "",
+        roles: frozenset[str] | None = None,
     ) -> schemas.DecidedReview | schemas.ReviewConflict:
         await self._views.entry(run_id)
         active = self._active.get(run_id)
         decided = await run_driver.decide_gate(
             *(self._store, run_id, gate_id, decision, by),
+            roles=roles,
             find_type=lambda key: None if active is None else self._runs_team.find_output_type(active, key),
         )
         # A run that did not start here may be recorded with another team.

@@ -28,6 +28,7 @@ from ray.util import metrics as ray_metrics
 from ensemble_ray import IllegalStateError, RayRuntime, RunExistsError
 from ensemble_ray.access.admission import Credentials
 from ensemble_ray.access.key_store import open_keys
+from ensemble_ray.access.quotas import Account, Standing
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.reach import reach
 from ensemble_ray.errors import EnsembleError
@@ -94,7 +95,7 @@ class RunDriver:
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
         self._readers: OrderedDict[str, RunFollower] = OrderedDict()
-        self._callers = CallerCache(open_keys(), config.keys)
+        self._callers = CallerCache(open_keys(), config.keys, find_standing=self._find_standing)
         self._tally = RunTally(RayExporter())
         self._is_leaving = False
         self._opening: concurrent.futures.Future[DrivenRuns] = submit(self._open())
@@ -158,6 +159,13 @@ class RunDriver:
 
     async def admit(self, credentials: Credentials) -> Caller | Refusal:
         return await self._reply(self._callers.admit(credentials))
+
+    async def standings(self, caller: Caller) -> Sequence[Standing] | Refusal:
+        return await self._reply(self._callers.standings(caller))
+
+    def _find_standing(self, account: Account) -> Standing | None:
+        is_open = self._opening.done() and not self._opening.cancelled() and self._opening.exception() is None
+        return self._opening.result().standing(account) if is_open else None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of `DrivenRuns`."""
@@ -302,9 +310,14 @@ class RemoteRuns:
     async def admit(self, credentials: Credentials) -> Caller:
         return await self._ask(lambda driver: driver.admit.remote(credentials))
 
-    async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
+    async def standings(self, caller: Caller) -> Sequence[Standing]:
+        return await self._ask(lambda driver: driver.standings.remote(caller))
+
+    async def start(
+        self, asked: NewRun, *, idempotency_key: str | None = None, account: Account | None = None
+    ) -> AcceptedRun:
         named = asked if asked.run_id else asked.model_copy(update={"run_id": new_run_id()})
-        accepted: AcceptedRun = await self.call("start", named, idempotency_key=idempotency_key)
+        accepted: AcceptedRun = await self.call("start", named, idempotency_key=idempotency_key, account=account)
         return accepted
 
     async def wait(self, run_id: str, timeout_s: float) -> RunDetail:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from ensemble_ray import Agent, Ensemble, PromptTemplateError, RunOptions, Task, ValidationError
 from ensemble_ray.access.admission import KeyPolicy
+from ensemble_ray.access.quotas import Allowance, Quantity, show_amount
 from ensemble_ray.definition.fields import LONGEST_CONTEXT, Workflow
 from ensemble_ray.definition.run_options import MOST_TAGS
 from ensemble_ray.definition.validation import find_unpriced, infer_workflow
@@ -305,6 +308,7 @@ class EndpointLimits(BaseModel):
         kept_runs: Ended runs in lists. Older runs only have their records.
         priority_step_s: Waiting time, s, that a step of priority is worth in a team's queue.
         max_additional_context: Characters of `additional_context` of one run; 0 forbids it.
+        quota_zone: Time zone of the days of quotas, such as `Europe/Berlin`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -318,6 +322,16 @@ class EndpointLimits(BaseModel):
     kept_runs: int = Field(default=10_000, gt=0)
     priority_step_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
     max_additional_context: int = Field(default=LONGEST_CONTEXT, ge=0, le=LONGEST_CONTEXT)
+    quota_zone: str = "UTC"
+
+    @field_validator("quota_zone")
+    @classmethod
+    def _check_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"quota_zone: unknown time zone '{name}'. Say one such as UTC or Europe/Berlin") from None
+        return name
 
 
 def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> RunOptions:
@@ -348,6 +362,18 @@ def options_of(asked: NewRun, definition: Runnable, limits: EndpointLimits) -> R
         max_iterations=wanted.max_iterations,
         additional_context=added,
     )
+
+
+def lowered(options: RunOptions, allowance: Allowance) -> RunOptions:
+    """Return options with the limits of a key's quotas, if these are lower."""
+    changes: dict[str, object] = {}
+    if allowance.tokens is not None and allowance.tokens < (options.max_tokens or math.inf):
+        changes["max_tokens"] = allowance.tokens
+    if allowance.cost is not None:
+        cost = float(show_amount(Quantity.COST, allowance.cost))
+        if cost < (options.max_cost or math.inf):
+            changes["max_cost"] = cost
+    return options.replace(**changes) if changes else options
 
 
 def _bound(name: str, wanted: N | None, bounds: tuple[N | None, ...]) -> N | None:

@@ -7,13 +7,15 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
 from msgspec import Struct
 
 from ensemble_ray import Ensemble, EnsembleOutput, ReviewDecision, RunExistsError, RunState, Runtime, ValidationError
-from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, ReviewDecidedError
+from ensemble_ray.access.quotas import UNLIMITED, Allowance
+from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, ReviewDecidedError, ReviewRoleError
 from ensemble_ray.errors.texts import describe
 from ensemble_ray.execute.review.gates import describe_misfit
 from ensemble_ray.facts.runs import OWN_ERRORS, RecordedCause, RecordedError
@@ -35,7 +37,8 @@ from ensemble_ray.serve import schemas
 from ensemble_ray.serve.callers import code_of, describe_refusal, failure_of, is_refusal, status_of_name
 from ensemble_ray.serve.catalog import DatasetCatalog, ServedTeam
 from ensemble_ray.serve.driving.ledger import Document, LedgerEntry, RunLedger
-from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, inputs_of, items_of, options_of
+from ensemble_ray.serve.driving.requests import EndpointLimits, change_team, inputs_of, items_of, lowered, options_of
+from ensemble_ray.serve.driving.usage import UsageWriter
 from ensemble_ray.serve.schemas import Refusal, RunStatus
 from ensemble_ray.teamfile import Runnable
 from ensemble_ray.values.ids import node_key
@@ -69,6 +72,8 @@ class ActiveRun(Struct, kw_only=True, eq=False):
     #: set by a decision until the run resumes
     decided: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     is_cancelled: bool = False
+    #: what the quotas of its key leave to it
+    allowance: Allowance = UNLIMITED
     #: set before `done`
     ended: schemas.RunDetail | None = None
     done: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -283,7 +288,7 @@ class RunsTeam:
             return await start_resumed(run_id, definition, runtime=runtime, has_caller=False)
         span = parse_traceparent(asked.traceparent or "")  # earlier releases accepted invalid values
         with use_traceparent("" if span is None else str(span)):  # S-INT-38
-            options = options_of(asked, active.team.definition, self._limits)
+            options = lowered(options_of(asked, active.team.definition, self._limits), active.allowance)
             return definition.begin(inputs_of(asked), runtime=runtime, run_id=run_id, options=options, is_watched=False)
 
     def _definition(self, active: ActiveRun) -> Runnable:
@@ -329,8 +334,11 @@ class RunsTeam:
 class EndWriter:
     """Writes ends of runs to the ledger, one at a time. `kept` ended runs remain in it."""
 
-    def __init__(self, ledger: RunLedger, *, kept: int, on_lost: Callable[[RunExistsError], object]) -> None:
+    def __init__(
+        self, ledger: RunLedger, usage: UsageWriter, *, kept: int, on_lost: Callable[[RunExistsError], object]
+    ) -> None:
         self._ledger = ledger
+        self._usage = usage
         self._on_lost = on_lost
         self._kept = kept
         self._turn = asyncio.Lock()
@@ -341,7 +349,8 @@ class EndWriter:
         async with self._turn:
             while True:
                 try:
-                    await threads.run(self._ledger.end, run_id, outcome, *documents, kept=self._kept)
+                    end = partial(self._ledger.end, run_id, outcome, *documents, kept=self._kept)
+                    await self._usage.write_with(run_id, end)
                 except RunExistsError as error:
                     _log.error("The end of run %s cannot be kept: %s", run_id, describe(error))
                     self._on_lost(error)
@@ -407,6 +416,7 @@ async def decide_gate(
     decision: schemas.NewDecision,
     by: str,
     *,
+    roles: frozenset[str] | None = None,
     find_type: Callable[[str], OutputType | None],
 ) -> schemas.DecidedReview | schemas.ReviewConflict:
     """Record a decision; return it, or the earlier decision that counts. `find_type` finds output types by task key."""
@@ -426,7 +436,9 @@ async def decide_gate(
         await threads.run(check_edit, decision.text or "", gate)
     by, asked = by or _ANYBODY, _decision_of(decision)
     try:
-        run, _ = await record_decision(store, run_id, gate_id, asked, by=by, comment=decision.comment)
+        run, _ = await record_decision(store, run_id, gate_id, asked, by=by, comment=decision.comment, roles=roles)
+    except ReviewRoleError as error:
+        raise Refusal(HTTPStatus.FORBIDDEN, "ROLE_REQUIRED", str(error), run_id=run_id) from error
     except ReviewDecidedError as error:
         first = schemas.FirstDecision(
             decision=error.verdict, by=error.by, decided_at=error.decided_at, comment=error.comment or ""

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from httpx import AsyncClient, Response
 
+from ensemble_ray import ValidationError
 from ensemble_ray.access.admission import Right
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.middleware import OPEN_PATHS
@@ -65,6 +66,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     "POST /ensembles/{ensemble}/versions": (Right.ADMIN,),
     "POST /ensembles/{ensemble}/versions/{version}": (Right.ADMIN,),
     "GET /metrics": (Right.READ,),
+    "GET /quota": (Right.READ, Right.RUN),
     "GET /v1/models": (Right.READ,),
     "GET /v1/models/{model}": (Right.READ,),
     "POST /v1/chat/completions": (Right.RUN,),
@@ -239,6 +241,45 @@ async def test_filters_and_ids_do_not_lead_to_another_team(endpoint: Guarded) ->
     taken = await endpoint.client.post("/runs", json={**mine, "run_id": "theirs"}, headers=headers)
     assert (taken.status_code, taken.json()["code"]) == (409, "RUN_EXISTS")
     assert not [each for each in SECRETS if each in taken.text]
+
+
+async def test_the_usage_of_another_key_is_found_nowhere(endpoint: Guarded) -> None:
+    """S-QUO-22, S-QUO-31, S-QUO-32: names that begin alike are other keys; neither parameters nor headers lead to another's."""
+    owner = make_key(endpoint.file, "ann-secret", teams=["secret"], quotas=["runs=3/day"])
+    for number in range(2):
+        body = {"ensemble": "secret", "inputs": INPUTS, "run_id": f"r{number}"}
+        assert (await endpoint.client.post("/runs?wait=60", json=body, headers=owner)).status_code == 200
+    for name in ("ann", "ann-", "ann-secre", "ANN-SECRET"):
+        key = make_key(endpoint.file, name, teams=["public"], quotas=["runs=1/day"])
+        for path in ("/quota", "/quota?key=ann-secret", "/quota?all=true", "/metrics", "/studio/api/studio/quota"):
+            for more in ({}, {"x-key": "ann-secret"}, {"x-quota-limit-runs": "9"}):
+                answer = await endpoint.client.get(path, headers={**key, **more})
+                assert "ann-secret" not in answer.text
+                assert answer.headers["x-quota-remaining-runs"] == "1"
+        for wrong in (f"{name}/2026-11-30", f"{name}/", "../ann-secret"):
+            with pytest.raises(ValidationError, match="A key's name"):
+                make_key(endpoint.file, wrong)
+
+
+async def test_a_request_cannot_choose_whose_quota_it_uses(endpoint: Guarded) -> None:
+    """S-QUO-11: the key alone says so; fields, headers, tags and ids of a request do not."""
+    make_key(endpoint.file, "ben", teams=["public"], quotas=["runs=9/day"])
+    ann = make_key(endpoint.file, teams=["public"], quotas=["runs=1/day"])
+    body = {"ensemble": "public", "inputs": INPUTS}
+    assert (await endpoint.client.post("/runs?wait=60", json=body, headers=ann)).status_code == 200
+    more: list[tuple[dict[str, Any], dict[str, str]]] = [
+        ({"tags": {"key": "ben"}}, {}),
+        ({"run_id": "ben"}, {}),
+        ({}, {"idempotency-key": "ben:1"}),
+        ({}, {"x-key": "ben"}),
+        ({"options": {"max_tokens": 1}}, {}),
+    ]
+    for fields, headers in more:
+        refused = await endpoint.client.post("/runs", json={**body, **fields}, headers={**ann, **headers})
+        assert (refused.status_code, refused.json()["code"]) == (429, "QUOTA_EXCEEDED"), (fields, headers)
+    for field in ("account", "key", "charged_to"):
+        refused = await endpoint.client.post("/runs", json={**body, field: "ben"}, headers=ann)
+        assert refused.status_code == 422
 
 
 async def test_a_key_is_in_no_log_no_answer_and_nothing_behind_the_check(

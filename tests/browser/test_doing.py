@@ -57,7 +57,7 @@ async def test_an_edit_shows_what_it_changes(own: Runs, page: Page) -> None:
 
 
 async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(own: Runs, page: Page) -> None:
-    """S-WEB-59, S-STU-143."""
+    """S-WEB-59, S-STU-143, S-QUO-55: the role is recorded with the decision."""
     recorded.reviewed_team(role="editor").run(runtime=own.inline, run_id="one")
     await page.goto(own.at("/reviews"))
     approve = page.get_by_role("button", name="Approve")
@@ -65,6 +65,10 @@ async def test_a_role_that_is_required_disables_until_somebody_says_to_have_it(o
     await page.keyboard.press("y")
     await page.get_by_role("checkbox", name=re.compile("editor")).check()
     await expect(approve).to_be_enabled()
+    await approve.click()
+    await expect(page.locator(".empty")).to_contain_text("No open reviews")
+    await page.goto(own.at("/runs/one/steps?step=letter%230"))
+    await expect(page.locator(".step-panel")).to_contain_text("(editor)")
 
 
 async def test_the_second_of_two_decisions_says_who_was_first(

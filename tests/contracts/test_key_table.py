@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from httpx import ASGITransport, AsyncClient
+from msgspec.structs import replace
 
 from ensemble_ray import EnsembleError, ValidationError
 from ensemble_ray.access.admission import ApiKey, KeyPolicy, Right, new_key
 from ensemble_ray.access.key_store import KeyFile, open_keys
+from ensemble_ray.access.quotas import parse_quotas
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache
@@ -38,7 +40,7 @@ def made(name: str) -> ApiKey:
 
 
 def test_keys_are_read_as_they_were_written(url: str, home: str) -> None:
-    """S-SRV-163: by any process that has the database; no file is made."""
+    """S-SRV-163, S-QUO-2, S-QUO-3: by any process that has the database; no file is made."""
     keys, others = open_keys(), open_keys(StoreAddress(home="/elsewhere", url=url))
     assert keys.read() is keys.stamp() is None
     keys.add(made("ann"))
@@ -48,6 +50,12 @@ def test_keys_are_read_as_they_were_written(url: str, home: str) -> None:
     assert before != others.stamp()
     with pytest.raises(ValidationError, match="There is a key 'ann' already"):
         others.add(made("ann"))
+    limited = others.change(
+        "ann", lambda key: replace(key, quotas=parse_quotas(["runs=3/day"]), roles=frozenset({"lead"}))
+    )
+    assert (keys.read() or ())[0] == limited
+    with pytest.raises(ValidationError, match="no key 'never'"):
+        keys.change("never", lambda key: key)
     assert others.revoke("ann").name == "ann"
     with pytest.raises(ValidationError, match=r"no key 'ann' in postgresql://.*Known: \[ben\]"):
         others.revoke("ann")

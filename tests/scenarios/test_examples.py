@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -333,7 +334,7 @@ def test_approval_runs(tmp_path: Path) -> None:
     printed, server = run_example("approval.py", script, home, "lamps", "", "openai:m")
     assert printed.startswith("May this offer go out?\n\nLamps for 40 EUR\n")
     assert len(server.requests) == 1
-    command = printed.partition("Decide:")[2].split()
+    command = printed.partition("Decide:")[2].split()[:5]
     _decide(home, command)
     printed, server = run_example("approval.py", script, home, "--go-on", command[2], "openai:m")
     assert (printed, len(server.requests)) == ("Dear customer\n", 1)
@@ -342,6 +343,7 @@ def test_approval_runs(tmp_path: Path) -> None:
 def _decide(home: Path, command: list[str], *, text: Path | None = None) -> None:
     """Decide as an example says, or with a text in place of the approval."""
     arguments = command[1:5] if text is None else [*command[1:4], "edit", str(text)]
+    arguments += command[5:]
     decided = run_forked(
         [sys.executable, "-m", "ensemble_ray.cli", *arguments],
         env={**os.environ, "ENSEMBLE_RAY_HOME": str(home)},
@@ -363,7 +365,7 @@ def test_parallel_gates_runs(tmp_path: Path) -> None:
     edited.write_text("Du thé !\n", encoding="utf-8")
     printed, server = run_example("parallel_gates.py", script, home, "tea", "", "openai:m")
     gates = {line.partition(":")[0]: line for line in printed.splitlines() if " editor: " in line}
-    commands = [line.split() for line in printed.splitlines() if "ensemble-ray review " in line]
+    commands = [shlex.split(line) for line in printed.splitlines() if "ensemble-ray review " in line]
     assert sorted(gates) == ["English editor", "French editor", "German editor"]
     assert gates["French editor"].endswith("Good French? Tea, French")
     assert len(server.requests) == 3

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
+from ensemble_ray.access.quotas import Account
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import (
     AcceptedRun,
@@ -103,7 +104,9 @@ class RunsDouble:
         chat = ChatInfo(input="question", streamed_task="answer#0")
         return [EnsembleInfo(name="team", inputs=["question"], workflow="sequential", tasks=1, chat=chat)]
 
-    async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> AcceptedRun:
+    async def start(
+        self, asked: NewRun, *, idempotency_key: str | None = None, account: Account | None = None
+    ) -> AcceptedRun:
         self.started.append(asked)
         return AcceptedRun(
             run_id=asked.run_id or "", status=RunStatus.ACCEPTED, ensemble="team", tasks=1, workflow="sequential"

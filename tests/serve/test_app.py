@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from openai import APIStatusError, OpenAI
 
 from ensemble_ray import InlineRuntime, ReviewDecision, decide
 from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.process.concurrency import run_blocking
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.serve.driving.webhooks import SECRET_VARIABLE
 from ensemble_ray.testing import ModelServer
 from tests.command_line import COMMAND
@@ -226,6 +229,58 @@ def test_keys_hold_for_a_served_team(endpoint: Endpoint) -> None:
         assert mine["authorization"].removeprefix("Bearer ") not in endpoint.program.text
     finally:
         file.path.unlink()
+
+
+def test_a_run_is_charged_once_when_what_drives_it_dies_between_its_end_and_the_report(
+    endpoint: Endpoint, models: ModelServer
+) -> None:
+    """S-QUO-21, S-QUO-30, S-QUO-31: the cluster ends it while the driver is frozen and then killed; another death changes nothing."""
+    file, asked_before = KeyFile(endpoint.records), len(models.requests)
+    body = {"ensemble": "team", "inputs": {"topic": "x"}, "run_id": "charged"}
+
+    def ask(method: str, path: str, body: object = None) -> tuple[int, dict[str, Any], dict[str, str]]:
+        connection = endpoint.send(method, path, body, **ann)
+        answer = connection.getresponse()
+        found = answer.status, json.loads(answer.read()), dict(answer.headers)
+        connection.close()
+        return found
+
+    def used() -> dict[str, str]:
+        (key,) = ask("GET", "/quota")[1]["keys"]
+        return {each["quantity"]: each["used"] for each in key["quotas"]}
+
+    try:
+        ann = make_key(file, teams=["team"], quotas=["runs=1/day", "tokens=100k/day"])
+        models.pause()
+        try:
+            assert ask("POST", "/runs", body)[0] == 202
+            models.wait_arrived(asked_before + 1, timeout_s=120)
+            assert ask("GET", "/ensembles")[2]["x-quota-remaining-runs"] == "0"
+            for pid in endpoint.program.members(named="ray::RunDriver"):
+                os.kill(pid, signal.SIGSTOP)
+        finally:
+            models.resume()
+        store = SqliteStore(endpoint.records)
+
+        def is_recorded() -> bool:
+            found = run_blocking(store.summary("charged"))
+            return found is not None and found.state.value == "completed"
+
+        endpoint.program.until(is_recorded, "the end of the run", timeout_s=180)
+        endpoint.kill("ray::RunDriver")
+        status, ended, _ = ask("POST", "/runs?wait=300", body)
+        assert (status, ended["status"]) == (200, "completed"), endpoint.program.text[-3000:]
+        charged = used()
+        assert charged == {"runs": "1", "tokens": str(ended["result"]["metrics"]["total_tokens"]), "cost": "0"}
+        assert int(charged["tokens"]) > 0
+        endpoint.kill("ray::RunDriver")
+        assert used() == charged
+        refused, failure, _ = ask("POST", "/runs", {**body, "run_id": "more"})
+        assert (refused, failure["code"]) == (429, "QUOTA_EXCEEDED")
+        assert ask("POST", "/runs?wait=300", body)[0] == 200
+        assert len(models.requests) == asked_before + 2
+    finally:
+        file.path.unlink(missing_ok=True)
 
 
 def test_a_run_that_waits_goes_on_when_it_is_decided(endpoint: Endpoint) -> None:

@@ -10,6 +10,7 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, OpenAI
 from starlette.types import Message
 
+from ensemble_ray.access.quotas import Account
 from ensemble_ray.serve import blocking_run
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.blocking_run import BlockingRun, StreamedText
@@ -177,7 +178,9 @@ async def test_a_client_that_goes_while_its_run_begins_ends_it() -> None:
     is_asked, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(RunsDouble):
-        async def start(self, asked: NewRun, *, idempotency_key: str | None = None) -> Any:
+        async def start(
+            self, asked: NewRun, *, idempotency_key: str | None = None, account: Account | None = None
+        ) -> Any:
             is_asked.set()
             await go_on.wait()
             return await super().start(asked, idempotency_key=idempotency_key)

@@ -68,7 +68,7 @@ def schema(runs: DrivenRuns, place: Path, key: dict[str, str]) -> Any:
     """The document of an endpoint in this process that asks for keys."""
     import schemathesis
 
-    api = build_api(_Kept(runs), callers=CallerCache(KeyFile(place)))
+    api = build_api(_Kept(runs), callers=CallerCache(KeyFile(place), find_standing=runs.standing))
     api.state.service = runs
     return schemathesis.openapi.from_asgi("/openapi.json", api, headers=key)
 
@@ -85,7 +85,7 @@ OPERATIONS = [
         "POST /ensembles/{ensemble}/versions",
         "POST /ensembles/{ensemble}/versions/{version}",
     ),
-    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics"),
+    *("GET /runs/{run_id}/events", "GET /healthz", "GET /readyz", "GET /metrics", "GET /quota"),
     *("GET /v1/models", "GET /v1/models/{model}", "POST /v1/chat/completions"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}"),
     *("GET /.well-known/agent-card.json", "GET /a2a/{ensemble}/.well-known/agent-card.json", "POST /a2a/{ensemble}"),

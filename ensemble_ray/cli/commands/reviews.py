@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typer import Argument, Option
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of, own_store, where
 from ensemble_ray.cli.view.terminal import FINE, align, own_command, screen_line, show, show_json, write_note
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import ReviewRoleError, ValidationError, message_of
 from ensemble_ray.process.concurrency import run_blocking
 
 if TYPE_CHECKING:
@@ -78,12 +79,14 @@ def review(
         str | None, Option("--comment", metavar="TEXT", help="The reason; it is recorded with the decision.")
     ] = None,
     by: Annotated[str | None, Option("--by", metavar="NAME", help="Who decides; default: your user name.")] = None,
+    role: Annotated[list[str] | None, Option("--role", metavar="ROLE", help="Your role; repeatable.")] = None,
     resumes: Annotated[bool, Option("--resume", help="Resume the run immediately, and print its output.")] = False,
 ) -> int:
     """Decide at a review gate of a run that waits or was interrupted, or show it.
 
     approve: the run continues with the current output. edit: it continues with the text of FILE, without its last line
-    break. exit: it ends with the completed tasks. The first decision counts.
+    break. exit: it ends with the completed tasks. The first decision counts. A gate that requires a role is decided with
+    --role ROLE.
 
     Exit codes: 0 it is decided, 1 another decision was first or the time is up, 2 there is no such run or gate; with
     --resume as run.
@@ -96,7 +99,14 @@ def review(
         _show(found_gate)
         return FINE
     decision = _decision_of(verdict, file)
-    found, decided = run_blocking(record_decision(store, run, gate, decision, by=by, comment=comment))
+    try:
+        found, decided = run_blocking(
+            record_decision(store, run, gate, decision, by=by, comment=comment, roles=role or ())
+        )
+    except ReviewRoleError as error:
+        raise ValidationError(
+            f"{message_of(error)}. If you have that role, add --role {shlex.quote(error.role)}"
+        ) from None
     show(f"Decided gate {decided.gate_id} of run {found.run_id}: {verdict.value}")
     if resumes:
         from ensemble_ray.cli.commands.run import resume

@@ -132,11 +132,15 @@ def mcp(
 
 
 keys = typer.Typer(
-    help="Create, list and revoke the keys of an endpoint's callers.",
+    help="Create, change, list and revoke the keys of an endpoint's callers.",
     no_args_is_help=True,
     epilog="Examples: ensemble-ray keys add ann --rights run,read --teams letters; ensemble-ray keys revoke ann",
 )
 
+QuotaOption = Annotated[
+    list[str] | None,
+    Option("--quota", metavar="WHAT=N/day", help="Limit per day: runs=100/day, tokens=1M/day, cost=5/day; repeatable."),
+]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the caller.", show_default=False)]
 
 
@@ -153,18 +157,28 @@ def add_key(
     rate: Annotated[
         str | None, Option("--rate", metavar="N/PERIOD", help="Limit of requests: 10/s, 60/min, 1000/h.")
     ] = None,
+    quota: QuotaOption = None,
+    roles: Annotated[str, Option("--roles", metavar="ROLE,...", help="Roles for reviews.")] = "",
     as_json: options.ItAsJson = False,
 ) -> int:
     """Create a key, and show it once.
 
     It is valid immediately, without a restart. With the first key, every request to an endpoint of this home needs one.
     """
-    from ensemble_ray.access.admission import new_key, parse_rate, parse_rights
+    from ensemble_ray.access.admission import new_key, parse_rate, parse_rights, parse_roles
     from ensemble_ray.access.key_store import open_keys
+    from ensemble_ray.access.quotas import parse_quotas
     from ensemble_ray.values.value import utc_now
 
-    chosen, limit = parse_rights(rights.split(",")), None if rate is None else parse_rate(rate)
-    text, key = new_key(name, rights=chosen, teams=teams.split(","), rate=limit, created_at=utc_now())
+    text, key = new_key(
+        name,
+        rights=parse_rights(rights.split(",")),
+        teams=teams.split(","),
+        rate=None if rate is None else parse_rate(rate),
+        created_at=utc_now(),
+        quotas=parse_quotas(quota or ()),
+        roles=parse_roles(roles.split(",")),
+    )
     store = open_keys()
     store.add(key)
     if as_json:
@@ -175,10 +189,58 @@ def add_key(
     return FINE
 
 
+@keys.command("set", epilog="Example: ensemble-ray keys set ann --quota tokens=2M/day --roles lead,legal")
+def set_key(
+    name: Name,
+    *,
+    teams: Annotated[
+        str | None, Option("--teams", metavar="TEAM,...", help="Teams that the key may use; '*' for all.")
+    ] = None,
+    rights: Annotated[
+        str | None, Option("--rights", metavar="RIGHT,...", help="Rights of the key: run, read, review, admin.")
+    ] = None,
+    rate: Annotated[
+        str | None, Option("--rate", metavar="N/PERIOD", help="Limit of requests: 10/s, 60/min, 1000/h, or none.")
+    ] = None,
+    quota: QuotaOption = None,
+    roles: Annotated[str | None, Option("--roles", metavar="ROLE,...", help="Roles for reviews; '' for none.")] = None,
+    as_json: options.ItAsJson = False,
+) -> int:
+    """Change a key. Only named options change it, from the next request on."""
+    from ensemble_ray.access.admission import changed_key, parse_rate, parse_rights, parse_roles
+    from ensemble_ray.access.key_store import open_keys
+    from ensemble_ray.access.quotas import parse_quotas
+
+    changes: dict[str, object] = {}
+    if rate is not None:
+        changes["rate"] = None if rate.strip() == "none" else parse_rate(rate)
+    if roles is not None:
+        changes["roles"] = parse_roles(roles.split(","))
+    chosen = None if rights is None else parse_rights(rights.split(","))
+    named = None if teams is None else teams.split(",")
+    if not changes and chosen is None and named is None and not quota:
+        raise ValidationError("No change. Name one with --quota, --roles, --rate, --rights or --teams")
+
+    def change(key: ApiKey) -> ApiKey:
+        from msgspec.structs import replace
+
+        return replace(
+            changed_key(key, rights=chosen, teams=named), **changes, quotas=parse_quotas(quota or (), key.quotas)
+        )
+
+    key = open_keys().change(name, change)
+    if as_json:
+        show_json(_as_data(key))
+    else:
+        show(f"Changed the key of '{name}' (...{key.last_four})")
+    return FINE
+
+
 @keys.command("ls", epilog="Example: ensemble-ray keys ls --json")
 def list_keys(*, as_json: options.ItAsJson = False) -> int:
-    """List the keys: names, last characters, rights, teams, rates."""
+    """List the keys: names, last characters, rights, teams, rates, ages, quotas, roles."""
     from ensemble_ray.access.key_store import open_keys
+    from ensemble_ray.access.quotas import render_quotas
     from ensemble_ray.values.value import utc_now
 
     store = open_keys()
@@ -194,7 +256,8 @@ def list_keys(*, as_json: options.ItAsJson = False) -> int:
     for key, data in ((each, _as_data(each)) for each in found):
         teams = "*" if key.teams is None else ",".join(sorted(key.teams))
         ends = str(data["rate"] or "-"), age_of(key.created_at, now)
-        rows.append((key.name, f"...{key.last_four}", ",".join(sorted(key.rights)), teams, *ends))
+        limits = ",".join(render_quotas(key.quotas)) or "-", ",".join(sorted(key.roles)) or "-"
+        rows.append((key.name, f"...{key.last_four}", ",".join(sorted(key.rights)), teams, *ends, *limits))
     show("\n".join(align(rows)))
     return FINE
 
@@ -212,6 +275,7 @@ def revoke_key(name: Name) -> int:
 def _as_data(key: ApiKey) -> dict[str, object]:
     """Return a key as JSON data, without its digest."""
     from ensemble_ray.access.admission import render_rate
+    from ensemble_ray.access.quotas import render_quotas
 
     return {
         "name": key.name,
@@ -220,4 +284,6 @@ def _as_data(key: ApiKey) -> dict[str, object]:
         "teams": None if key.teams is None else sorted(key.teams),
         "rate": None if key.rate is None else render_rate(key.rate),
         "created_at": key.created_at.isoformat(),
+        "quotas": render_quotas(key.quotas),
+        "roles": sorted(key.roles),
     }

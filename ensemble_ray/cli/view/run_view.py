@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.view.progress import Display, ItemProgress, TaskProgress, UnitProgress
-from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, WAITING, count_noun, own_command, screen_line
+from ensemble_ray.cli.view.terminal import (
+    FAILED,
+    FINE,
+    PARTLY,
+    WAITING,
+    count_noun,
+    own_command,
+    role_option,
+    screen_line,
+)
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.errors import RecordError
@@ -137,7 +146,10 @@ class TerminalRunView:
         for review in output.open_reviews:
             asked = f"{review.task_description}: {review.prompt}" if review.prompt else review.task_description
             lines.append(f"  {screen_line(asked, _TEXT)}")
-            lines.append(f"    {own_command()} review {review.run_id} {review.gate_id} approve | edit FILE | exit")
+            role = role_option(review.required_role)
+            lines.append(
+                f"    {own_command()} review {review.run_id} {review.gate_id} approve | edit FILE | exit{role}"
+            )
         return lines
 
     def exit_code(self, output: EnsembleOutput) -> int:

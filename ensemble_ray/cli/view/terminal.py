@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import sys
 import threading
@@ -179,6 +180,11 @@ def frame_results() -> None:
 def flush_results() -> None:
     for stream in (*_reserved, sys.stdout):
         _put(stream)
+
+
+def role_option(role: str | None) -> str:
+    """Return the option of `ensemble-ray review` for a gate that requires a role, after a blank; empty without a role."""
+    return "" if role is None else f" --role {shlex.quote(role)}"
 
 
 def own_command() -> str:

@@ -303,6 +303,8 @@ def _header(request: ReviewRequest) -> str:
         lines.append(f"Question: {request.task_description}")
     if request.prompt is not None:
         lines.append(f"Prompt: {request.prompt}")
+    if request.required_role is not None:
+        lines.append(f"Role:   {request.required_role}")
     return escape_controls("\n".join([*lines, "---", ""]))
 
 

@@ -15,7 +15,7 @@ from starlette.types import Message as WebSocketMessage
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ensemble_ray.access.admission import headers_of, is_allowed_origin, is_local_origin, is_loopback
-from ensemble_ray.errors import message_of
+from ensemble_ray.errors import ReviewRoleError, message_of
 from ensemble_ray.events.messages import Message
 from ensemble_ray.process.concurrency import SystemClock
 from ensemble_ray.process.context import bounded_logger
@@ -164,12 +164,18 @@ class DashboardActions:
     async def fork(self, run_id: str, asked: NewFork) -> str:
         return await self._make_recorded(run_id).fork(run_id, asked)
 
-    async def decide(self, run_id: str, gate_id: str, decision: Decision, *, by: str | None) -> ReviewSchema:
+    async def decide(
+        self, run_id: str, gate_id: str, decision: Decision, *, by: str | None, roles: frozenset[str] | None
+    ) -> ReviewSchema:
         """Decide a gate of this process, or else in the record."""
         detail = await self._reader.run(run_id, ANYBODY)
         shown = next((each for each in detail.reviews if each.gate_id == gate_id), None)
+        role = None if shown is None or roles is None else shown.required_role
+        if role is not None and role not in (roles or ()):
+            text = f"Gate '{gate_id}' of run '{run_id}' requires the role '{role}'"
+            raise ReviewRoleError(text, run_id, gate_id, role, sorted(roles or ()))
         if shown is None or not self._reviews.decide(gate_id, decision.decision, decision.text):
-            return await self._make_recorded(run_id).decide(run_id, gate_id, decision, by=by)
+            return await self._make_recorded(run_id).decide(run_id, gate_id, decision, by=by, roles=roles)
         change = {
             "decision": decision.decision,
             "text": decision.text if decision.decision == "edit" else None,

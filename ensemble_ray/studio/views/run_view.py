@@ -71,6 +71,7 @@ def review_of(
         comment=None if decided is None else decided.data.comment or None,
         timed_out=decided is not None and decided.data.timed_out,
         decided_by=None if decided is None else decided.data.by or None,
+        decided_role=None if decided is None else decided.data.role,
         decided_at=None if decided is None else as_millis(decided.at),
         decidable=can_decide and is_free,
     )

@@ -12,8 +12,18 @@ import pytest
 from msgspec import structs
 
 from ensemble_ray import EnsembleError, RateLimit, ValidationError
-from ensemble_ray.access.admission import ApiKey, Right, is_key, new_key, parse_rate, parse_rights, render_rate
+from ensemble_ray.access.admission import (
+    ApiKey,
+    Right,
+    is_key,
+    new_key,
+    parse_rate,
+    parse_rights,
+    parse_roles,
+    render_rate,
+)
 from ensemble_ray.access.key_store import KeyFile
+from ensemble_ray.access.quotas import parse_quotas
 from ensemble_ray.record.stores import Ownership
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -179,3 +189,66 @@ def test_no_more_keys_are_kept_than_a_request_is_compared_with(tmp_path: Path, m
     file.add(made()[1])
     with pytest.raises(ValidationError, match="the limit is 1"):
         file.add(structs.replace(made()[1], name="ben"))
+
+
+def test_quotas_and_roles_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """S-QUO-3, S-QUO-4: in a version that earlier releases refuse; without any, in theirs."""
+    file = KeyFile(tmp_path)
+    ann, ben = made("ann")[1], made("ben")[1]
+    file.add(ann)
+    file.add(ben)
+    document = json.loads(file.path.read_text(encoding="utf-8"))
+    assert document["version"] == 1
+    assert not [each for each in document["keys"] if {"quotas", "roles"} & each.keys()]
+    changes = {"quotas": parse_quotas(["runs=3/day", "cost=0.5/day"]), "roles": parse_roles(["lead", " legal team "])}
+    changed = file.change("ann", lambda key: structs.replace(key, **changes))
+    assert changed.roles == {"lead", "legal team"}
+    assert file.read() == [changed, ben]
+    assert json.loads(file.path.read_text(encoding="utf-8"))["version"] == 2
+    file.change("ann", lambda _key: ann)
+    assert json.loads(file.path.read_text(encoding="utf-8")) == document
+
+
+@pytest.mark.parametrize(
+    ("version", "damage"),
+    [
+        (1, {}),
+        (1, {"roles": ...}),
+        (1, {"quotas": ...}),
+        (3, {}),
+        (2, {"quotas": ...}),
+        (2, {"roles": ...}),
+        (2, {"quotas": None}),
+        (2, {"quotas": {}}),
+        (2, {"quotas": {"runs": 1, "tokens": None}}),
+        (2, {"quotas": {"runs": "many", "tokens": None, "cost": None}}),
+        (2, {"quotas": {"runs": None, "tokens": None, "cost": "-1"}}),
+        (2, {"roles": "lead"}),
+        (2, {"roles": ["x" * 1000]}),
+    ],
+    ids=str,
+)
+def test_damaged_quotas_are_an_error_and_never_wider_ones(
+    tmp_path: Path, version: int, damage: dict[str, object]
+) -> None:
+    """S-QUO-3, S-SRV-155: a lost quota is no unlimited key."""
+    file = KeyFile(tmp_path)
+    file.add(structs.replace(made()[1], quotas=parse_quotas(["runs=3/day"])))
+    document = json.loads(file.path.read_text(encoding="utf-8"))
+    (key,) = document["keys"]
+    for name, value in damage.items():
+        if value is ...:
+            del key[name]
+        else:
+            key[name] = value
+    file.path.write_text(json.dumps({**document, "version": version}), encoding="utf-8")
+    with pytest.raises(EnsembleError, match="damaged"):
+        file.read()
+
+
+def test_roles_are_refused_when_they_cannot_be_shown() -> None:
+    """S-QUO-4."""
+    assert parse_roles(["", " lead ", "lead"]) == {"lead"}
+    for wrong in (["a\nb"], ["\x1b[31m"], ["x" * 101], [str(number) for number in range(101)]):
+        with pytest.raises(ValidationError, match="printable characters"):
+            parse_roles(wrong)

@@ -19,6 +19,7 @@ from ensemble_ray import (
     ReviewDecidedError,
     ReviewDecision,
     ReviewRequest,
+    ReviewRoleError,
     RunExistsError,
     RunState,
     Task,
@@ -31,6 +32,7 @@ from ensemble_ray import (
     pending_reviews,
 )
 from ensemble_ray.execute.review.gates import TIMEOUT
+from ensemble_ray.facts.runs import ReviewDecided
 from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.value import utc_now
@@ -152,6 +154,25 @@ async def test_decision_is_told_with_who_and_why(home: InlineRuntime) -> None:
     first, second = (output[task].trace.metadata["reviews"][0] for task in team.drafts)
     assert (first["verdict"], first["by"], first["comment"]) == ("approve", "Ann", "kind enough")
     assert (second["by"], "comment" in second) == (getpass.getuser(), False)
+
+
+async def test_role_that_a_gate_requires_is_checked_when_roles_are_stated(home: InlineRuntime) -> None:
+    """S-QUO-50, S-QUO-54, S-REV-70: without `roles` a program decides as before, and no role is recorded."""
+    team = Team(review=Review(prompt="Polite?", timeout=0, required_role="legal"))
+    await team.run(home)
+    gates = await _gates(home)
+    for roles in ([], ["lead"], "lead"):
+        with pytest.raises(ReviewRoleError, match="requires the role 'legal'") as told:
+            await adecide("run", gates["Draft a"], APPROVE, roles=roles, runtime=home)
+        error = told.value
+        assert (error.run_id, error.gate_id, error.role) == ("run", gates["Draft a"], "legal")
+        assert error.roles == (() if roles == [] else ("lead",))
+    await adecide("run", gates["Draft a"], APPROVE, roles="legal", runtime=home)
+    await adecide("run", gates["Draft b"], APPROVE, runtime=home)
+    facts = await SqliteStore(Path(home.store_address.home)).gates_of("run")
+    decided = [fact.data for fact in facts if isinstance(fact.data, ReviewDecided)]
+    assert [each.role for each in decided] == ["legal", None]
+    assert (await aresume("run", team.ensemble(), runtime=home)).is_complete
 
 
 async def test_who_comes_second_is_told_who_was_first(home: InlineRuntime) -> None:

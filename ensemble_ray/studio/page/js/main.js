@@ -22,13 +22,14 @@ import { runsView } from "./views/runs.js";
 import { teamsView } from "./views/teams.js";
 import { schedulesView } from "./views/schedules.js";
 import { trendsView } from "./views/trends.js";
+import { usageView } from "./views/usage.js";
 
 /** @typedef {import("./types.js").App} App */
 /** @typedef {import("./types.js").Route} Route */
 /** @typedef {import("./types.js").View} View */
 
 /** @type {Record<string, (app: App, route: Route) => Promise<View>|View>} */
-const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, teams: teamsView, schedules: schedulesView };
+const VIEWS = { runs: runsView, run: runView, reviews: reviewsView, compare: compareView, actors: actorsView, files: filesView, trends: trendsView, evaluations: evaluationsView, teams: teamsView, schedules: schedulesView, usage: usageView };
 /** How often the number of open reviews, and the state of an endpoint, are asked for, ms. */
 const REVIEWS_EVERY = 5000;
 
@@ -54,6 +55,7 @@ function frame(app) {
     app.info.has_teams ? h("a", { href: "#/teams", "data-view": "teams" }, icon("person", "nav-icon"), h("span", {}, "Teams")) : null,
     app.info.has_schedules ? h("a", { href: "#/schedules", "data-view": "schedules" }, icon("clock", "nav-icon"), h("span", {}, "Schedules")) : null,
     app.info.has_actors ? h("a", { href: "#/actors", "data-view": "actors" }, icon("server", "nav-icon"), h("span", {}, "Actors")) : null,
+    app.info.has_quotas ? h("a", { href: "#/usage", "data-view": "usage" }, icon("trend", "nav-icon"), h("span", {}, "Usage")) : null,
     app.info.has_files ? h("a", { href: "#/files", "data-view": "files" }, icon("file", "nav-icon"), h("span", {}, "Files")) : null,
   ];
   fill(nav, links);

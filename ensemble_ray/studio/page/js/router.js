@@ -16,7 +16,7 @@ export function parseRoute(hash) {
   const params = new URLSearchParams(query);
   const [view = "runs", run = "", tab = ""] = parts;
   if (view === "runs" && run) return { view: "run", run, tab: TABS.includes(tab) ? tab : "flow", params };
-  return { view: ["reviews", "compare", "actors", "files", "trends", "evaluations", "teams", "schedules"].includes(view) ? view : "runs", run: "", tab: "", params };
+  return { view: ["reviews", "compare", "actors", "files", "trends", "evaluations", "teams", "schedules", "usage"].includes(view) ? view : "runs", run: "", tab: "", params };
 }
 
 /** @param {string} part */

@@ -7,7 +7,9 @@
 /** @typedef {{amount: string, currency: string, unpriced_calls?: number}} Cost */
 /** @typedef {{ensemble: string, versions: {version: string, share: number, open_runs: number, loaded_at: number}[]}} EndpointTeam */
 /** @typedef {{drain: "serving"|"draining"|"drained", open_runs: number|null, teams: EndpointTeam[]}} EndpointState */
-/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, has_teams: boolean, has_schedules?: boolean, title: string, read_only_reason: string|null}} StudioInfo */
+/** @typedef {{version: string, actions: string[], has_actors: boolean, has_files: boolean, has_deliveries?: boolean, has_teams: boolean, has_schedules?: boolean, title: string, read_only_reason: string|null, roles?: string[]|null, has_quotas?: boolean}} StudioInfo */
+/** @typedef {{quantity: string, limit: string, used: string, reserved: string, used_share: number, reserved_share: number}} QuotaBar */
+/** @typedef {{key: string, quotas: QuotaBar[], resets_at: number|null}} Usage */
 
 /**
  * @typedef {object} RunRow
@@ -65,6 +67,7 @@
  * @property {string|null} comment
  * @property {boolean} timed_out
  * @property {string|null} decided_by
+ * @property {string|null} [decided_role]
  * @property {number|null} decided_at
  * @property {boolean} decidable
  */
@@ -268,6 +271,7 @@
  * @property {(hasVersions: boolean) => Promise<EndpointState>} endpoint
  * @property {() => Promise<ScheduleRow[]>} schedules
  * @property {(one: ScheduleRow, action: string) => Promise<string|null>} controlSchedule the id of a run that it starts
+ * @property {() => Promise<Usage>} usage
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

@@ -89,7 +89,19 @@ def test_gate_is_shown_whole_to_whoever_is_to_decide(call: Call, waiting: OpenRe
 def test_run_goes_on_by_resume_when_somebody_decided(call: Call, waiting: OpenReview, folder: Path) -> None:
     """S-REV-132, S-REV-133: the command is said, and by `reviews` again; `trace` shows who decided, why, and what changed."""
     (folder / "better.txt").write_text("We are\nvery sorry.\n", encoding="utf-8")
-    called = call("review", "apology", waiting.gate_id, "edit", "better.txt", "--comment", "warmer", "--by", "Ann")
+    called = call(
+        "review",
+        "apology",
+        waiting.gate_id,
+        "edit",
+        "better.txt",
+        "--role",
+        "legal",
+        "--comment",
+        "warmer",
+        "--by",
+        "Ann",
+    )
     assert (called.code, called.printed) == (0, f"Decided gate {waiting.gate_id} of run apology: edit\n")
     assert _lines(called.said) == ["Go on with: ensemble-ray resume apology"] or called.said.endswith(
         "resume apology\n"
@@ -114,12 +126,25 @@ def test_run_goes_on_by_resume_when_somebody_decided(call: Call, waiting: OpenRe
     assert "review before: approved  [Bob]" in trace
 
 
+def test_role_that_a_gate_requires_is_stated(call: Call, waiting: OpenReview) -> None:
+    """S-QUO-54: without it nothing is decided, and the command says which; it is recorded with the author."""
+    for stated in ([], ["--role", "lead"]):
+        refused = call("review", "apology", waiting.gate_id, "approve", *stated)
+        assert refused.code == 2
+        assert "requires the role 'legal'" in refused.said
+        assert "add --role legal" in refused.said
+    assert pending_reviews() == (waiting,)
+    assert call("review", "apology", waiting.gate_id, "approve", "--role", "lead", "--role", "legal").code == 0
+    facts = run_blocking(SqliteStore(home_directory()).gates_of("apology"))
+    assert [fact.data.to_data().get("role") for fact in facts if fact.kind == "review_decision"] == ["legal"]
+
+
 def test_text_of_an_edit_comes_from_standard_input(
     call: Call, waiting: OpenReview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-REV-132: as it is, but for its last line break; the user decides where nobody is named."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Sorry, über alles.\n\n".encode())))
-    assert call("review", "apology", waiting.gate_id, "edit", "-").code == 0
+    assert call("review", "apology", waiting.gate_id, "edit", "-", "--role", "legal").code == 0
     (fact,) = [
         fact for fact in run_blocking(SqliteStore(home_directory()).facts("apology")) if fact.kind == "review_decision"
     ]
@@ -129,7 +154,7 @@ def test_text_of_an_edit_comes_from_standard_input(
 
 def test_exit_ends_the_run(call: Call, waiting: OpenReview, folder: Path) -> None:
     """S-REV-132: with what is done."""
-    called = call("review", "latest", waiting.gate_id, "exit", "--resume")
+    called = call("review", "latest", waiting.gate_id, "exit", "--resume", "--role", "legal")
     assert called.code == 0
     assert (folder / "done.txt").read_text(encoding="utf-8") == "Apologise\n"
     assert pending_reviews() == ()
@@ -137,7 +162,7 @@ def test_exit_ends_the_run(call: Call, waiting: OpenReview, folder: Path) -> Non
 
 def test_second_decision_is_refused_with_the_first(call: Call, waiting: OpenReview) -> None:
     """S-REV-128, S-REV-132: exit code 1, and the first one counts."""
-    call("review", "apology", waiting.gate_id, "approve", "--by", "Ann", "--comment", "fine")
+    call("review", "apology", waiting.gate_id, "approve", "--role", "legal", "--by", "Ann", "--comment", "fine")
     called = call("review", "apology", waiting.gate_id, "exit")
     assert (called.code, called.printed) == (1, "")
     expected = (
@@ -185,7 +210,7 @@ def test_run_at_work_is_named_with_its_process(call: Call, waiting: OpenReview) 
     """S-REV-129, S-REV-132: its gate is decided, and it goes on when its call has ended."""
     owned = run_blocking(SqliteStore(home_directory()).claim("apology"))
     run_blocking(owned.write_state(RunState.RUNNING))
-    called = call("review", "apology", waiting.gate_id, "approve")
+    called = call("review", "apology", waiting.gate_id, "approve", "--role", "legal")
     assert called.code == 0
     assert re.match(r"The run is at work in process \d+ on .*\. When its call has ended, resume it: ", called.said)
     run_blocking(owned.close(RunState.INTERRUPTED))

@@ -121,6 +121,12 @@ async def test_header_of_a_task() -> None:
     assert lines[6] == f"{CHOICE} > "
 
 
+async def test_header_shows_the_role_when_the_gate_requires_one() -> None:
+    """S-REV-44, S-REV-70: its reviewer sees whose decision it is."""
+    _, shown = await ask("c\n", prompt="Fine?", required_role="legal")
+    assert shown.split("\n")[3:6] == ["Prompt: Fine?", "Role:   legal", "---"]
+
+
 async def test_header_of_a_question() -> None:
     """S-REV-44: a gate during a task has a question in place of an output; a blank output is none."""
     _, asked = await ask("c\n", task_description="Send it?", timing=ReviewTiming.DURING_EXECUTION)

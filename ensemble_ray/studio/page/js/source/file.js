@@ -85,6 +85,7 @@ export function fileSource(file) {
     evaluation: refuse,
     schedules: async () => [],
     controlSchedule: refuse,
+    usage: refuse,
     files: refuse,
     endpoint: refuse,
     file: refuse,

@@ -144,6 +144,7 @@ export function httpSource() {
     evaluation: (id, compare) => get(`evaluations/${quote(id)}?compare=${quote(compare)}`),
     schedules: async () => (await get("schedules")).schedules,
     controlSchedule: async (one, action) => (await post(`schedules/${quote(one.ensemble)}/${quote(one.name)}/${action}`)).run_id ?? null,
+    usage: () => get("quota"),
     files: () => get("files"),
     endpoint: (hasVersions) => get(`endpoint?versions=${hasVersions}`),
     file: async (name) => (await ask(`files/${quote(name)}`)).text(),

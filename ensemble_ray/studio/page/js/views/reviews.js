@@ -41,7 +41,7 @@ export function countdown(review, now) {
  */
 function decided(review) {
   const word = { approve: "Approved", edit: "Edited", exit: "Run ended" }[review.decision ?? ""] ?? review.decision ?? "";
-  const by = review.timed_out ? "by its time limit" : review.decided_by ? `by ${visible(review.decided_by)}` : "";
+  const by = review.timed_out ? "by its time limit" : review.decided_by ? `by ${visible(review.decided_by)}${review.decided_role ? ` (${visible(review.decided_role)})` : ""}` : "";
   return [word, by, review.decided_at === null ? "" : `at ${formatTime(review.decided_at)}`].filter(Boolean).join(" ");
 }
 
@@ -153,6 +153,8 @@ export function reviewsView(app, route) {
     const editor = h("div", { class: "editor", hidden: true }, h("div", {}, h("h3", {}, "Your text"), field), h("div", {}, h("h3", {}, "What changes"), changes));
     const output = h("div", {}, h("h3", {}, review.timing === "before_execution" ? "Input" : "Output"), review.task_output ? textBlock(review.task_output, { prose: true, label: "Output" }) : h("p", { class: "muted" }, "No text yet."));
     const comment = h("input", { class: "field grow", placeholder: "Comment, recorded with the decision", "aria-label": "Comment" });
+    const role = review.required_role;
+    const roles = app.info.roles ?? null; // of the reader's key; without a key the reader confirms the role
     const hasRole = h("input", { type: "checkbox", onchange: () => enable() });
     const approve = h("button", { class: "button primary", type: "button", title: "y", onclick: () => void send("approve") }, icon("completed"), "Approve");
     const edit = h("button", { class: "button", type: "button", title: "d", "aria-expanded": "false", onclick: () => openEditor(editor.hidden) }, "Edit…");
@@ -163,7 +165,7 @@ export function reviewsView(app, route) {
     let typing = 0;
 
     function enable() {
-      const isAllowed = mayDecide && (review.required_role === null || hasRole.checked);
+      const isAllowed = mayDecide && (role === null || (roles === null ? hasRole.checked : roles.includes(role)));
       for (const button of buttons) button.disabled = !isAllowed;
     }
     function drawDiff() {
@@ -193,7 +195,7 @@ export function reviewsView(app, route) {
     async function send(decision) {
       for (const button of buttons) button.disabled = true;
       try {
-        await app.source.decide(review, { decision, ...(decision === "edit" ? { text: field.value } : {}), ...(comment.value ? { comment: comment.value } : {}) });
+        await app.source.decide(review, { decision, ...(decision === "edit" ? { text: field.value } : {}), ...(comment.value ? { comment: comment.value } : {}), ...(role !== null && roles === null ? { role } : {}) });
         toast({ approve: "Approved", edit: "Replaced by your text", exit: "The run ends with its finished steps" }[decision] ?? "Decided");
       } catch (error) {
         toast(messageOf(error), true);
@@ -217,7 +219,8 @@ export function reviewsView(app, route) {
       review.prompt && h("div", { class: "banner" }, icon("person"), line(review.prompt, "grow", 1000)),
       output, editor,
       h("div", { class: "decide" },
-        review.required_role !== null && h("label", { class: "check" }, hasRole, h("span", {}, "Needs the role ", h("strong", {}, visible(review.required_role)), ": I have it")),
+        role !== null && roles === null && h("label", { class: "check" }, hasRole, h("span", {}, "Needs the role ", h("strong", {}, visible(role)), ": I have it")),
+        role !== null && roles !== null && h("p", { class: "muted" }, "Needs the role ", h("strong", {}, visible(role)), roles.includes(role) ? ", which your key has." : `, which your key lacks. Its roles: ${roles.length ? visible(roles.join(", ")) : "none"}.`),
         !mayDecide && h("p", { class: "muted" }, app.info.read_only_reason ?? "The program of this run decides it."),
         mayDecide && comment,
         h("div", { class: "row wrap" }, approve, save, edit, h("span", { class: "grow" }), exit, sure)));
