@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import hmac
-import importlib.util
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from pydantic import BeforeValidator, SkipValidation, Strict
 
 from ensemble_ray.definition import fields
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.process.config import home_directory
-from ensemble_ray.process.private_files import create_private_file, read_private_file
 from ensemble_ray.text.redaction import NEEDS, PATTERNS, Redaction
 from ensemble_ray.values.value import Accepts, Value, to_tuple
 
@@ -125,7 +123,9 @@ class Redactor(Value):
 
 
 def _check_packages(patterns: Sequence[str], region: str | None) -> None:
-    missing = [name for name in patterns if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None]
+    from importlib.util import find_spec
+
+    missing = [name for name in patterns if name in NEEDS and find_spec(NEEDS[name]) is None]
     if missing:
         listed = ", ".join(f"'{name}'" for name in missing)
         raise ValidationError(
@@ -210,7 +210,7 @@ def _check_secret(redaction: Redaction, header: Mapping[str, object], key: str) 
     if _key_of(key) is None:
         raise ValidationError(
             f"The run was redacted with another key: with that of {key}, which is not set here, or with the key file of "
-            f"the machine where it began ({home_directory() / _KEY_FILE} here). Set {key} to the key that it began with"
+            f"the machine where it began ({_key_file()} here). Set {key} to the key that it began with"
         )
     raise ValidationError(
         f"The key in {key} is not the one that the run was redacted with. Set {key} to the key that it began with"
@@ -238,9 +238,17 @@ def _missing(variable: str, what: str) -> str:
 
 def _own_key() -> bytes:
     """Return the key of this user on this machine."""
-    path = home_directory() / _KEY_FILE
+    from ensemble_ray.process.private_files import create_private_file, read_private_file
+
+    path = _key_file()
     create_private_file(path, secrets.token_bytes(32))
     return read_private_file(path)
+
+
+def _key_file() -> Path:
+    from ensemble_ray.process.config import home_directory  # slow to import, and few teams have a redactor
+
+    return home_directory() / _KEY_FILE
 
 
 def _derived(main: bytes, purpose: str, salt: str) -> bytes:
