@@ -15,10 +15,17 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.process.context import CallLog, _output
-from tests.scenarios.teams import until
+from ensemble_ray.process import context
+from ensemble_ray.process.context import CallLog
 
 log = logging.getLogger("tests.call_log")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests before may have left calls that never end."""
+    monkeypatch.setattr(context, "_output", context._ObservedOutput())
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.LogRecord)
 
 
 async def test_lines_are_in_the_log_of_their_call_when_calls_overlap(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +61,6 @@ def test_a_program_is_as_without_it_when_a_call_runs(
 ) -> None:
     """S-TOOL-35: the same stream, no handler, Python's output of a logger without handlers; afterwards no trace of it."""
     monkeypatch.setattr(logging.root, "handlers", [])
-    until(lambda: not _output.calls, "the end of calls that earlier tests left")
     stream, factory, attributes = sys.stdout, logging.getLogRecordFactory(), dict(vars(sys.stdout))
     with CallLog() as lines:
         assert sys.stdout is stream
@@ -78,11 +84,11 @@ def test_nothing_is_observed_any_more_when_a_call_is_closed_elsewhere() -> None:
         with CallLog():
             await asyncio.sleep(0)
 
-    before, abandoned = _output.calls, call()
+    before, abandoned = context._output.calls, call()
     contextvars.copy_context().run(abandoned.send, None)
-    assert _output.calls == before + 1
+    assert context._output.calls == before + 1
     abandoned.close()
-    assert _output.calls == before
+    assert context._output.calls == before
 
 
 def test_a_log_is_bounded_when_a_call_prints_a_lot(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ const REVIEWS_EVERY = 5000;
 
 const main = h("main", { id: "main", tabindex: -1 });
 const spoken = h("div", { class: "sr", role: "status", "aria-live": "polite" });
-const drainNotice = h("div", { class: "notice", role: "status", hidden: true });
+const drainNotice = h("div", { class: "notice drain-notice", role: "status", hidden: true });
 const waiting = h("span", { class: "count", hidden: true });
 const place = h("small", { class: "wide clip" });
 const nav = h("nav", { "aria-label": "Main" });
