@@ -296,9 +296,11 @@ class DrivenRuns:
     ) -> schemas.AcceptedRun:
         return await self._accept(asked, idempotency_key, account=account)
 
-    async def start_scheduled(self, asked: schemas.NewRun, *documents: Document) -> schemas.AcceptedRun:
+    async def start_scheduled(
+        self, asked: schemas.NewRun, *documents: Document, account: Account | None = None
+    ) -> schemas.AcceptedRun:
         """Accept a run of a schedule, and store documents in the same transaction."""
-        return await self._accept(asked, None, *documents)
+        return await self._accept(asked, None, *documents, account=account)
 
     async def _accept(
         self, asked: schemas.NewRun, key: str | None, *documents: Document, account: Account | None = None
@@ -581,8 +583,10 @@ class DrivenRuns:
         return await self._schedules.set_paused(ensemble, name, is_paused=is_paused)
 
     @_on_library_loop
-    async def run_schedule(self, ensemble: str, name: str, *, run_id: str) -> schemas.AcceptedRun:
-        return await self._schedules.run_now(ensemble, name, run_id)
+    async def run_schedule(
+        self, ensemble: str, name: str, *, run_id: str, user: str | None = None, account: Account | None = None
+    ) -> schemas.AcceptedRun:
+        return await self._schedules.run_now(ensemble, name, run_id, user=user, account=account)
 
     async def _get_open_run(self, run_id: str) -> ActiveRun:
         active = self._active.get(run_id)
