@@ -130,7 +130,7 @@ class Schedules:
         self._task: asyncio.Task[None] | None = None
 
     async def declare(self, ensemble: str, schedules: Mapping[str, Schedule]) -> None:
-        """Replace the schedules of a team. Removed schedules keep their state in the ledger."""
+        """Replace the schedules of a team. Removed schedules keep their state in the ledger, and added ones begin now."""
         for each in [each for each in self._watched.values() if each.ensemble == ensemble]:
             if each.name not in schedules:
                 async with each.turn:
