@@ -262,7 +262,9 @@ async def post_scheduled_run(
     """Start a run of a schedule now, in addition to its times."""
     caller.check(Right.RUN)
     await visible_team(service, caller, ensemble)
-    taken = await service.run_schedule(ensemble, name, run_id=new_run_id())
+    taken = await service.run_schedule(
+        ensemble, name, run_id=new_run_id(), user=caller.name or None, account=caller.account
+    )
     headers = {"location": f"{request.scope.get('root_path', '')}/runs/{taken.run_id}"}
     return answer(taken, HTTPStatus.ACCEPTED, headers)
 

@@ -335,6 +335,11 @@ class RunService(Protocol):
         """Pause a schedule, or let it continue. A repetition has no effect."""
         ...
 
-    async def run_schedule(self, ensemble: str, name: str, *, run_id: str) -> schemas.AcceptedRun:
-        """Start a run of a schedule now. A repeated `run_id` starts none. `Refusal`: the schedule waits for files."""
+    async def run_schedule(
+        self, ensemble: str, name: str, *, run_id: str, user: str | None = None, account: Account | None = None
+    ) -> schemas.AcceptedRun:
+        """Start a run of a schedule now, for this user. A repeated `run_id` starts none.
+
+        The run counts for the quotas of `account`. `Refusal`: the schedule waits for files, or a limit is exceeded.
+        """
         ...

@@ -460,8 +460,8 @@ class NewRun(Wire):
     options: RunLimits = RunLimits()
     tags: RunTags = Field(default_factory=dict)
     items: Annotated[list[JsonValue], Expressible] | ItemsFile | ItemsDataset | None = None
-    task_overrides: TaskOverrides | None = None
-    tasks: TaskSelection | None = None
+    task_overrides: TaskOverrides | None = Field(default=None, exclude_if=is_none)
+    tasks: TaskSelection | None = Field(default=None, exclude_if=is_none)
     traceparent: Annotated[str, Field(max_length=256)] | None = None
     priority: RunPriority | None = Field(default=None, exclude_if=is_none)
     webhook: NewWebhook | None = Field(default=None, exclude_if=is_none)

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from msgspec import Struct
 
 from ensemble_ray.access.admission import Right
-from ensemble_ray.access.quotas import Standing
+from ensemble_ray.access.quotas import Account, Standing
 from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.stores import RecordedRun, StoreAddress
 from ensemble_ray.serve.callers import ANYBODY, Caller
@@ -106,6 +106,8 @@ class _CallerOfEndpoint(Struct, frozen=True):
     ensembles: frozenset[str] | None = None
     roles: frozenset[str] | None = None
     standing: Standing | None = None
+    #: for the runs that it starts
+    account: Account | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -180,6 +182,7 @@ class _EndpointGuard:
             *(caller.name, run_ids, sees_cluster, caller.ensembles),
             roles=caller.roles,
             standing=caller.standing,
+            account=caller.account,
         )
 
 
@@ -287,7 +290,9 @@ class _EndpointSchedules:
             raise not_found("schedule", f"{ensemble}/{name}")
         try:
             if action == "run":
-                accepted = await service.run_schedule(ensemble, name, run_id=new_run_id())
+                account = visitor.account if isinstance(visitor, _CallerOfEndpoint) else None
+                user = None if account is None else account.name
+                accepted = await service.run_schedule(ensemble, name, run_id=new_run_id(), user=user, account=account)
                 return ControlledSchedule(run_id=accepted.run_id)
             await service.pause_schedule(ensemble, name, is_paused=action == "pause")
         except Refusal as refusal:

@@ -23,7 +23,8 @@ _PLACES = {
     "review": "commands.reviews:review", "resume": "commands.run:resume", "fork": "commands.run:fork",
     "cancel": "commands.runs:cancel", "delete": "commands.runs:delete", "prune": "commands.runs:prune",
     "studio": "commands.studio:studio", "serve": "commands.serve:serve",
-    "drain": "commands.endpoint:drain", "reload": "commands.endpoint:reload", "versions": "commands.endpoint:versions", "mcp": "commands.serve:mcp",
+    "drain": "commands.endpoint:drain", "reload": "commands.endpoint:reload", "versions": "commands.endpoint:versions",
+    "deliveries": "commands.endpoint:deliveries", "mcp": "commands.serve:mcp",
     "demo": "commands.demo:demo", "doctor": "commands.doctor:doctor", "schema": "commands.schema:schema",
     "version": "app:version",
 }  # fmt: skip

@@ -212,6 +212,7 @@ class DrivenRuns:
         self._versions = TeamVersions(ledger, models or {}, deployed_at=deployed_at)
         self._watch = FileWatch() if watch else None
         self._watching: asyncio.Task[None] | None = None
+        self._using = asyncio.Lock()
         self._drain = DrainSwitch(ledger, self._count_open, deployed_at=deployed_at, on_change=self._tally.set_draining)
         self._views = DrivenRunViews(ledger, self._active, lambda: self._store, self._queues)
         self._webhooks = Webhooks(
@@ -296,9 +297,11 @@ class DrivenRuns:
     ) -> schemas.AcceptedRun:
         return await self._accept(asked, idempotency_key, account=account)
 
-    async def start_scheduled(self, asked: schemas.NewRun, *documents: Document) -> schemas.AcceptedRun:
+    async def start_scheduled(
+        self, asked: schemas.NewRun, *documents: Document, account: Account | None = None
+    ) -> schemas.AcceptedRun:
         """Accept a run of a schedule, and store documents in the same transaction."""
-        return await self._accept(asked, None, *documents)
+        return await self._accept(asked, None, *documents, account=account)
 
     async def _accept(
         self, asked: schemas.NewRun, key: str | None, *documents: Document, account: Account | None = None
@@ -443,7 +446,6 @@ class DrivenRuns:
         await self._webhooks.recover()
         await self._drain.restore()
         await self._versions.restore(lambda: {(each.ensemble, each.version) for each in entries})
-        self._note_shares()
         if self._watch is not None:
             self._watching = asyncio.create_task(self._watch_files(self._watch))
         teams = self._versions.teams
@@ -468,7 +470,7 @@ class DrivenRuns:
                         await self._usage.charge(entry.run_id, None, ended)
                         new = await self._write_end(entry, ended)
                         self._webhooks.begin(new or NewDeliveries())
-        await self._declare_schedules()
+        await self._use_versions()
         return len(known)
 
     @_on_library_loop
@@ -515,9 +517,14 @@ class DrivenRuns:
         counts = count_by_version(self._used_versions(), ensemble)
         return schemas.TeamVersionList(ensemble=ensemble, versions=self._versions.infos(ensemble, counts))
 
-    def _note_shares(self) -> None:
-        for name, shares in self._versions.shares().items():
-            self._tally.set_shares(name, shares)
+    async def _use_versions(self) -> None:
+        """Report the shares, and begin the schedules of the operator and of the version of each team that gets most new runs."""
+        async with self._using:  # so that the newest shares are the last ones
+            for name, shares in self._versions.shares().items():
+                self._tally.set_shares(name, shares)
+            for name, team in self._versions.teams.items():
+                declared = {**team.definition.schedules, **self._operators_schedules.get(name, {})}
+                await self._schedules.declare(name, declared)
 
     @_on_library_loop
     async def versions(self, ensemble: str) -> schemas.TeamVersionList:
@@ -526,23 +533,20 @@ class DrivenRuns:
     @_on_library_loop
     async def load_version(self, ensemble: str, asked: schemas.NewVersion) -> schemas.TeamVersionList:
         await self._versions.add(ensemble, asked.share, self._used_versions)
-        self._note_shares()
-        await self._declare_schedules()
+        await self._use_versions()
         return self._list_versions(ensemble)
 
     @_on_library_loop
     async def share_version(self, ensemble: str, version: str, asked: schemas.NewShare) -> schemas.TeamVersionList:
         await self._versions.share(ensemble, version, asked.share, self._used_versions)
-        self._note_shares()
-        await self._declare_schedules()
+        await self._use_versions()
         return self._list_versions(ensemble)
 
     async def _watch_files(self, watch: FileWatch) -> None:
         while True:
             try:
                 await self._versions.load_changed(watch, self._used_versions)
-                self._note_shares()
-                await self._declare_schedules()
+                await self._use_versions()
             except LedgerLostError as error:
                 self._lose(error)
                 return
@@ -562,12 +566,6 @@ class DrivenRuns:
         entry = await threads.run(self._ledger.find, run_id)
         return None if entry is None else run_driver.summary_of(entry, is_active=active is not None).status
 
-    async def _declare_schedules(self) -> None:
-        """Begin the schedules of the operator, and of the version of each team that gets most new runs."""
-        for name, team in self._versions.teams.items():
-            declared = {**team.definition.schedules, **self._operators_schedules.get(name, {})}
-            await self._schedules.declare(name, declared)
-
     @_on_library_loop
     async def schedules(self, ensembles: frozenset[str] | None = None) -> Sequence[schemas.ScheduleInfo]:
         return await self._schedules.infos(ensembles)
@@ -581,8 +579,10 @@ class DrivenRuns:
         return await self._schedules.set_paused(ensemble, name, is_paused=is_paused)
 
     @_on_library_loop
-    async def run_schedule(self, ensemble: str, name: str, *, run_id: str) -> schemas.AcceptedRun:
-        return await self._schedules.run_now(ensemble, name, run_id)
+    async def run_schedule(
+        self, ensemble: str, name: str, *, run_id: str, user: str | None = None, account: Account | None = None
+    ) -> schemas.AcceptedRun:
+        return await self._schedules.run_now(ensemble, name, run_id, user=user, account=account)
 
     async def _get_open_run(self, run_id: str) -> ActiveRun:
         active = self._active.get(run_id)

@@ -489,14 +489,12 @@ def checked_entry(
     return entry, unknown
 
 
-#: Fields that earlier releases lacked. They change no digest while they are null; later ones have `exclude_if`.
-_LATER_FIELDS = frozenset({"task_overrides", "tasks"})
-
-
 def digest_of(asked: NewRun, ensemble: str) -> str:
-    """Return the digest of a request. Run id, trace context and user do not determine the run."""
+    """Return the digest of a request. Run id, trace context and user do not determine the run.
+
+    Fields that earlier releases lacked have `exclude_if`, so that they change no digest while they are null.
+    """
     data = asked.model_dump(mode="json", exclude={"run_id", "ensemble", "traceparent", "user"})
-    data = {name: each for name, each in data.items() if each is not None or name not in _LATER_FIELDS}
     text = json.dumps([ensemble, data], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

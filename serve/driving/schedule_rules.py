@@ -80,11 +80,14 @@ class Step(Struct, frozen=True, kw_only=True):
     cancel: tuple[str, ...] = ()
 
 
-def begin(schedule: Schedule, stored: ScheduleState | None, *, now: datetime) -> ScheduleState:
-    """Return the state at the start of a process. A schedule that is new or has other times begins now."""
+def begin(schedule: Schedule, stored: ScheduleState | None, *, now: datetime, is_added: bool = False) -> ScheduleState:
+    """Return the state at the start of a process, or of a schedule that is added later.
+
+    A schedule that is new, was added, or has other times begins now.
+    """
     if stored is None:
         return ScheduleState(timing=schedule.timing, decided_until=now)
-    if stored.timing != schedule.timing:
+    if is_added or stored.timing != schedule.timing:
         return replace(stored, timing=schedule.timing, decided_until=now, waiting=())
     return stored
 

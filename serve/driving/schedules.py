@@ -23,6 +23,7 @@ from msgspec import Struct
 from pydantic import JsonValue
 
 from ensemble_ray import RunExistsError, Schedule
+from ensemble_ray.access.quotas import Account
 from ensemble_ray.definition.schedule import zone_of
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.errors.texts import describe
@@ -57,7 +58,9 @@ _TEMPORARY = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAIL
 class EndpointRuns(Protocol):
     """The runs of the endpoint, as schedules need them."""
 
-    async def start_scheduled(self, asked: schemas.NewRun, *documents: Document) -> schemas.AcceptedRun:
+    async def start_scheduled(
+        self, asked: schemas.NewRun, *documents: Document, account: Account | None = None
+    ) -> schemas.AcceptedRun:
         """Accept a run, and store documents in the same transaction. Raises `Refusal`."""
         ...
 
@@ -121,30 +124,33 @@ class Schedules:
         self._clock = clock
         self._endpoint = endpoint
         self._watched: dict[str, _Watched] = {}
+        #: teams whose schedules were declared in this process
+        self._teams: set[str] = set()
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def declare(self, ensemble: str, schedules: Mapping[str, Schedule]) -> None:
-        """Replace the schedules of a team. Removed schedules keep their state in the ledger."""
+        """Replace the schedules of a team. Removed schedules keep their state in the ledger, and added ones begin now."""
         for each in [each for each in self._watched.values() if each.ensemble == ensemble]:
             if each.name not in schedules:
                 async with each.turn:
-                    del self._watched[each.key]
+                    self._watched.pop(each.key, None)
         for name, schedule in schedules.items():
             earlier = self._watched.get(f"{ensemble}/{name}")
             if earlier is None:
-                made = await self._read(ensemble, name, schedule)
+                made = await self._read(ensemble, name, schedule, is_added=ensemble in self._teams)
                 self._watched[made.key] = made
             elif earlier.schedule != schedule:
                 async with earlier.turn:
                     made = await self._read(ensemble, name, schedule)
                     self._watched[made.key] = made
+        self._teams.add(ensemble)
         self._woken.set()
         if self._task is None and self._watched:
             self._task = asyncio.create_task(self._work())
 
-    async def _read(self, ensemble: str, name: str, schedule: Schedule) -> _Watched:
-        """Return a schedule with its stored state."""
+    async def _read(self, ensemble: str, name: str, schedule: Schedule, *, is_added: bool = False) -> _Watched:
+        """Return a schedule with its stored state. `is_added`: the team's schedules before had none of this name."""
         key, now = f"{ensemble}/{name}", self._now()
         stored = (await threads.run(partial(self._ledger.documents, STATES, prefix=key))).get(key)
         earlier: ScheduleState | None = None
@@ -153,7 +159,7 @@ class Schedules:
                 earlier = msgspec.json.decode(stored, type=ScheduleState)
             except msgspec.MsgspecError as error:  # it must not stop the endpoint
                 _log.error("The state of the schedule '%s' cannot be read, so it begins now: %s", key, describe(error))
-        state = rules.begin(schedule, earlier, now=now)
+        state = rules.begin(schedule, earlier, now=now, is_added=is_added)
         made = _Watched(ensemble=ensemble, name=name, schedule=schedule, state=state, wakes_at=now)
         if state != earlier:
             await threads.run(self._ledger.put, made.document(state))
@@ -196,7 +202,9 @@ class Schedules:
                 self._woken.set()
         return await self._info(watched)
 
-    async def run_now(self, ensemble: str, name: str, run_id: str) -> schemas.AcceptedRun:
+    async def run_now(
+        self, ensemble: str, name: str, run_id: str, *, user: str | None = None, account: Account | None = None
+    ) -> schemas.AcceptedRun:
         """Start a run in addition to the scheduled ones, also during a pause. A repeated `run_id` starts none."""
         watched = self._find(ensemble, name)
         if watched.schedule.folder is not None:
@@ -210,7 +218,8 @@ class Schedules:
             fire = Fire(trigger="manual", at=now, decided_at=now, run_id=run_id)
             is_new = fire not in watched.state.history
             state = watched.state.with_run(fire) if is_new else watched.state
-            return await self._start(watched, fire, state, _shown_time(watched.schedule, now))
+            asked = watched.request(run_id, _shown_time(watched.schedule, now)).model_copy(update={"user": user})
+            return await self._start(watched, asked, state, account=account)
 
     def _find(self, ensemble: str, name: str) -> _Watched:
         found = self._watched.get(f"{ensemble}/{name}")
@@ -297,14 +306,18 @@ class Schedules:
     async def _fire(self, watched: _Watched, state: ScheduleState, at: datetime, now: datetime) -> None:
         run_id = rules.run_id_at(watched.name, at, scope=self._scope(watched))
         fire = Fire(trigger="time", at=at, decided_at=now, run_id=run_id)
-        value = _shown_time(watched.schedule, at)
-        await self._start(watched, fire, state.without_first().with_run(fire), value)
+        asked = watched.request(run_id, _shown_time(watched.schedule, at))
+        await self._start(watched, asked, state.without_first().with_run(fire))
 
     async def _start(
-        self, watched: _Watched, fire: Fire, state: ScheduleState, value: JsonValue, *documents: Document
+        self,
+        watched: _Watched,
+        asked: schemas.NewRun,
+        state: ScheduleState,
+        *documents: Document,
+        account: Account | None = None,
     ) -> schemas.AcceptedRun:
-        asked = watched.request(fire.run_id or "", value)
-        accepted = await self._runs.start_scheduled(asked, watched.document(state), *documents)
+        accepted = await self._runs.start_scheduled(asked, watched.document(state), *documents, account=account)
         watched.state = state
         return accepted
 
@@ -376,7 +389,8 @@ class Schedules:
             return
         run_id = rules.run_id_of(watched.name, file, scope=self._scope(watched))
         fire = Fire(trigger="file", at=now, decided_at=now, run_id=run_id, file=file.name)
-        await self._start(watched, fire, watched.state.with_run(fire), value, self._stamp(watched, file))
+        asked = watched.request(run_id, value)
+        await self._start(watched, asked, watched.state.with_run(fire), self._stamp(watched, file))
         watched.done[file.name] = file.stamp
 
     async def _skip_file(self, watched: _Watched, file: SeenFile, reason: str) -> None:

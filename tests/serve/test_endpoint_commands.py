@@ -1,27 +1,32 @@
-"""`ensemble-ray drain`, `reload` and `versions`: commands that call an endpoint over HTTP."""
+"""`ensemble-ray drain`, `reload`, `versions`, `deliveries` and `keys usage`: commands that call an endpoint over HTTP."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ensemble_ray import Ensemble
 from ensemble_ray.access.admission import KeyPolicy, Right
 from ensemble_ray.access.key_store import KeyFile
 from ensemble_ray.cli.commands import endpoint
+from ensemble_ray.cli.inputs import options
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.testing import ModelServer
+from tests.builders import task
 from tests.command_line import Call, calling
 from tests.serve.driving import driven
 from tests.serve.http_server import served_app
-from tests.serve.keys import make_key
+from tests.serve.keys import make_key, standing_callers
 from tests.serve.teams import KEY, KEY_VARIABLE
 from tests.serve.versioned import greet, loaded, write
+from tests.serve.webhook_receiver import Receiver, rules
 
 
 @pytest.fixture
@@ -165,6 +170,62 @@ def test_a_key_is_sent_from_the_environment(
     weak = make_key(keys, "bob", rights=[Right.READ])["authorization"].removeprefix("Bearer ")
     with served_app(build_api(driven(loaded(file)), callers=CallerCache(keys, KeyPolicy.REQUIRED))) as url:
         assert "A key is needed" in call("drain", "--url", url).said
-        monkeypatch.setenv(endpoint.KEY_VARIABLE, weak)
+        monkeypatch.setenv(options.KEY_VARIABLE, weak)
         assert "lacks the right 'admin'" in call("drain", "--url", url).said
         assert call("drain", "--url", url, "--key", key).code == 0
+
+
+def test_the_webhooks_of_a_run_are_listed_and_sent_again(call: Call) -> None:
+    """S-HOK-14: with the state and the last attempt; an unknown run or delivery is exit code 2."""
+    team = Ensemble(tasks=[task("say", handler=lambda _: "done")])
+    with Receiver() as receiver, served_app(build_api(driven(team, webhooks=rules()))) as url:
+        receiver.statuses.append(410)
+        client = endpoint.EndpointClient(url, None)
+        client.ask("POST", "/runs?wait=60", {"run_id": "none"})
+        assert "has no webhooks" in call("deliveries", "none", "--url", url).said
+        client.ask("POST", "/runs?wait=60", {"run_id": "first", "webhook": {"url": receiver.origin}})
+        (sent,) = receiver.wait(1)
+        _until(lambda: client.ask("GET", "/runs/first/deliveries")["deliveries"][0]["state"] == "failed")
+        listed = call("deliveries", "first", "--url", url).printed.splitlines()
+        assert listed[1].split()[:5] == [sent.delivery_id, "run.ended", receiver.origin, "failed", "1"]
+        assert listed[1].endswith("HTTP 410")
+        again = call("deliveries", "first", "--redeliver", sent.delivery_id, "--url", url)
+        assert (again.code, again.printed.splitlines()[1].split()[3]) == (0, "pending")
+        receiver.wait(2)
+        _until(lambda: client.ask("GET", "/runs/first/deliveries")["deliveries"][0]["state"] == "delivered")
+        (shown,) = json.loads(call("deliveries", "first", "--url", url, "--json").printed)
+        for arguments, words in ((("other",), "There is no run"), (("first", "--redeliver", "x"), "no delivery")):
+            refused = call("deliveries", *arguments, "--url", url)
+            assert (refused.code, words in refused.said) == (2, True), refused.said
+    assert (shown["attempt_count"], shown["state"]) == (2, "delivered")
+
+
+def _until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_usage_of_keys_is_shown_to_an_administrator(call: Call, records: Path) -> None:
+    """S-QUO-5, S-QUO-31: of all keys; another key sees its own."""
+    team = Ensemble(tasks=[task("say", handler=lambda _: "done")])
+    runs, callers, keys = standing_callers(records, team, KeyPolicy.REQUIRED)
+    ann = make_key(keys, "ann", rights=[Right.RUN], quotas=["runs=5/day"])["authorization"].removeprefix("Bearer ")
+    admin = make_key(keys, "root")["authorization"].removeprefix("Bearer ")
+    with served_app(build_api(runs, callers=callers)) as url:
+        endpoint.EndpointClient(url, ann).ask("POST", "/runs", {"run_id": "first"})
+        endpoint.EndpointClient(url, admin).ask("POST", "/runs?wait=60", {"run_id": "first"})
+        head, *rows = [
+            line.split("  ") for line in call("keys", "usage", "--url", url, "--key", admin).printed.splitlines()
+        ]
+        (own,) = json.loads(call("keys", "usage", "--url", url, "--key", ann, "--json").printed)
+    assert [each.strip() for each in head if each] == ["key", "day", "runs", "tokens", "cost"]
+    shown = {row[0].strip(): [each.strip() for each in row if each][2:] for row in rows}
+    assert shown == {"ann": ["1 of 5", "0", "0"], "root": ["0", "0", "0"]}
+    assert own["key"] == "ann"
+
+
+def test_an_endpoint_without_keys_has_no_usage(url: str, call: Call) -> None:
+    """S-QUO-5."""
+    assert "no keys" in call("keys", "usage", "--url", url).said

@@ -13,7 +13,7 @@ import websockets
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from httpx import AsyncClient
 
-from ensemble_ray import Ensemble, ProcessControl, tool
+from ensemble_ray import Ensemble, ProcessControl, Schedule, tool
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.gates import Gate
 from tests.serve.http_server import served_app
@@ -136,6 +136,29 @@ async def test_more_runs_than_there_may_be_are_refused() -> None:
     assert {each.json()["code"] for each in refused} == {"QUEUE_FULL"}
     assert all(each.json()["retry_after_ms"] == 1000 * int(each.headers["retry-after"]) for each in refused)
     assert after.json()["status"] == "completed"
+
+
+async def test_features_of_an_endpoint_are_refused_where_there_is_none() -> None:
+    """S-CTL-37: a webhook and a version; options and the user of a request have their effect, and schedules none."""
+    model = ScriptedModel(otherwise="fine")
+    team = pair(model).replace(schedules={"often": Schedule(every=1, inputs=INPUTS)})
+    async with controlled(team) as (client, _):
+        body: dict[str, Any] = {"inputs": INPUTS, "user": "ada", "additional_context": "Be brief", "priority": "high"}
+        answers = [
+            await client.post("/runs", json={**body, **more})
+            for more in ({"webhook": {"url": "https://example.org"}}, {"version": "0"}, {"wait": 1})
+        ]
+        ended = (await client.post("/runs?wait=60", json={**body, "run_id": "first"})).json()
+        listed = (await client.get("/runs")).json()["runs"]
+        paths = [(await client.get(path)).status_code for path in ("/schedules", "/drain", "/quota")]
+    assert [(each.status_code, each.json()["code"]) for each in answers] == [
+        (400, "WEBHOOK_NOT_CONFIGURED"),
+        (409, "VERSIONS_NOT_TAKEN"),
+        (422, "INVALID_REQUEST"),
+    ]
+    assert (ended["status"], ended["tags"]) == ("completed", {"user": "ada"})
+    assert all("Be brief" in call.text for call in model.calls)
+    assert ([each["run_id"] for each in listed], paths) == (["first"], [404] * 3)
 
 
 async def test_the_newest_runs_that_ended_are_kept() -> None:

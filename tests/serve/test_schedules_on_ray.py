@@ -81,6 +81,31 @@ def test_no_time_is_lost_or_repeated_when_the_run_driver_is_killed(endpoint: End
     assert len(endpoint.program.members(named="ray::RunDriver")) == 1
 
 
+def test_times_wait_for_the_end_of_a_drain_when_the_run_driver_is_killed(endpoint: Endpoint) -> None:
+    """S-SCH-25, S-VER-6: the next process continues the drain, and then each time has its run."""
+    before = {each["run_id"] for each in runs(endpoint, "often")}
+    assert endpoint.ask("POST", "/drain", {})[0] == 200
+    assert endpoint.ask("POST", "/schedules/letters/often/resume")[0] == 200
+
+    def waiting() -> int:
+        status, found = endpoint.ask("GET", "/schedules/letters/often")
+        return found["waiting"] if status == 200 else 0
+
+    endpoint.program.until(lambda: waiting() > 0, "a time that waits")
+    endpoint.kill("ray::RunDriver")
+    endpoint.program.until(lambda: waiting() > 1, "times that wait in the next process")
+    status, drain = endpoint.ask("GET", "/drain")
+    assert (status, drain["state"]) == (200, "drained")
+    assert {each["run_id"] for each in runs(endpoint, "often")} == before
+    count = waiting()
+    assert endpoint.ask("POST", "/drain/end", {})[0] == 200
+    endpoint.program.until(lambda: len(runs(endpoint, "often")) >= len(before) + count, "runs of these times")
+    assert endpoint.ask("POST", "/schedules/letters/often/pause")[0] == 200
+    found = sorted(each["run_id"].split("-")[1] for each in runs(endpoint, "often") if each["run_id"] not in before)
+    times = [datetime.strptime(each, "%Y%m%dT%H%M%S%z") for each in found]
+    assert times == [times[0] + timedelta(seconds=2 * number) for number in range(len(times))]
+
+
 def test_a_file_starts_one_run_when_the_run_driver_is_killed(endpoint: Endpoint) -> None:
     """S-SCH-40, S-SCH-41, S-SCH-43: its content reaches the model."""
     folder = endpoint.records.parent / "inbox"

@@ -301,4 +301,4 @@ async def test_callers_control_the_schedules_of_their_teams(records: Path) -> No
         refused = await client.post(f"{API}/schedules/a/inbox/run", headers=ann)
         assert (refused.status_code, refused.json()["code"]) == (409, "SCHEDULE_NEEDS_FILE")
         run_id = (await client.post(f"{API}/schedules/a/daily/run", headers=ann)).json()["run_id"]
-        assert (await client.get(f"/runs/{run_id}", headers=ann)).json()["tags"] == {"schedule": "daily"}
+        assert (await client.get(f"/runs/{run_id}", headers=ann)).json()["tags"] == {"schedule": "daily", "user": "ann"}

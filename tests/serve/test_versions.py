@@ -130,7 +130,7 @@ async def test_a_changed_file_serves_new_runs_without_a_restart(file: Path, mode
     assert shares == {second[1]: 1.0, first[1]: 0.0}
     assert after["version"] == second[1] != first[1]
     assert after["loaded_at"] > before["loaded_at"]
-    assert [(each["version"], each["tags"]) for each in listed] == [(second[1], {"version": second[1]})]
+    assert [(each["version"], each["tags"]) for each in listed] == [(second[1], {"version": second[1], "user": "ann"})]
 
 
 async def test_a_file_that_cannot_be_loaded_changes_nothing(file: Path) -> None:
@@ -171,10 +171,10 @@ async def test_a_tag_of_the_request_or_the_team_replaces_the_tag_of_the_version(
         tags = {each["run_id"]: each["tags"] for each in (await client.get("/runs")).json()["runs"]}
     recorded = {name: RunDirectory(records, name).facts()[0].data.to_data() for name in tags}
     assert [tags[name]["version"] for name in ("plain", "own", "team")] == [version, "mine", "3"]
-    assert recorded["plain"]["options"] == {"tags": {"version": version}}
-    assert recorded["own"]["options"] == {"tags": {"version": "mine"}}
+    assert recorded["plain"]["options"] == {"tags": {"version": version}, "user": "ann"}
+    assert recorded["own"]["options"] == {"tags": {"version": "mine"}, "user": "ann"}
     assert "version" not in recorded["many"]["options"]["tags"]
-    assert recorded["team"]["options"] == {}
+    assert recorded["team"]["options"] == {"user": "ann"}
 
 
 async def test_a_key_that_the_version_before_lacks_is_not_asked_for(

@@ -1,4 +1,4 @@
-"""`ensemble-ray drain`, `reload` and `versions`: clients of an endpoint that runs."""
+"""`ensemble-ray drain`, `reload`, `versions` and `deliveries`: clients of an endpoint that runs."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from typer import Argument, Option
 
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.inputs.records import age_of
-from ensemble_ray.cli.view.terminal import FAILED, FINE, align, count_noun, own_command, show, show_json, write_note
+from ensemble_ray.cli.view.terminal import (
+    FAILED,
+    FINE,
+    align,
+    count_noun,
+    own_command,
+    screen_line,
+    show,
+    show_json,
+    write_note,
+)
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 from ensemble_ray.errors.bodies import tls_flaw
 from ensemble_ray.text.foreign_text import header_flaw
 
-KEY_VARIABLE, URL_VARIABLE = "ENSEMBLE_RAY_KEY", "ENSEMBLE_RAY_URL"
-_URL = "http://127.0.0.1:8000"
 _ANSWER_S = 120.0
 _MOST_BYTES = 4_000_000
 #: Interval of questions during a drain, and how long an endpoint that does not answer is asked again, s.
 _POLL_S, _PATIENCE_S = 1.0, 30.0
 _SERVER_ERROR = 500
+_SHOWN = 100
 
-EndpointUrl = Annotated[
-    str | None,
-    Option(
-        "--url", metavar="URL", help=f"Address of the endpoint. Default: {URL_VARIABLE}, {_URL}.", show_default=False
-    ),
-]
-EndpointKey = Annotated[
-    str | None,
-    Option("--key", metavar="KEY", help=f"Key with the right admin. Default: {KEY_VARIABLE}.", show_default=False),
-]
 TeamArgument = Annotated[str, Argument(metavar="NAME", help="Name of the team.", show_default=False)]
 Data = Mapping[str, Any]
 
@@ -62,12 +61,12 @@ class EndpointClient:
     """
 
     def __init__(self, url: str | None, key: str | None) -> None:
-        url = url or os.environ.get(URL_VARIABLE, "").strip() or _URL
+        url = url or os.environ.get(options.URL_VARIABLE, "").strip() or options.DEFAULT_URL
         found = urlsplit(url if "://" in url else f"http://{url}")
         if found.scheme not in {"http", "https"} or not found.hostname or found.username is not None:
-            raise ValidationError(f"--url: '{url}' is not the address of an endpoint, such as {_URL}")
+            raise ValidationError(f"--url: '{url}' is not the address of an endpoint, such as {options.DEFAULT_URL}")
         self.url = found.geturl().rstrip("/")
-        self._key = (key or os.environ.get(KEY_VARIABLE, "")).strip()
+        self._key = (key or os.environ.get(options.KEY_VARIABLE, "")).strip()
         if flaw := header_flaw(self._key):
             raise ValidationError(f"The key {flaw}. Copy it again, as one line")
 
@@ -102,8 +101,8 @@ def _object_in(data: bytes) -> Data:
 
 def drain(
     *,
-    url: EndpointUrl = None,
-    key: EndpointKey = None,
+    url: options.EndpointUrl = None,
+    key: options.AdminKey = None,
     timeout: Annotated[
         float | None,
         Option(
@@ -180,8 +179,8 @@ def reload(
     share: Annotated[
         float, Option("--share", metavar="S", help="Part of new runs that the version gets, 0 to 1.")
     ] = 1.0,
-    url: EndpointUrl = None,
-    key: EndpointKey = None,
+    url: options.EndpointUrl = None,
+    key: options.AdminKey = None,
     as_json: options.ThemAsJson = False,
 ) -> int:
     """Load the file of a served team again, as a new version, and list its versions.
@@ -203,8 +202,8 @@ def versions(
     share: Annotated[
         float | None, Option("--share", metavar="S", help="Its new share: 1 promotes it, 0 rolls it back.")
     ] = None,
-    url: EndpointUrl = None,
-    key: EndpointKey = None,
+    url: options.EndpointUrl = None,
+    key: options.AdminKey = None,
     as_json: options.ThemAsJson = False,
 ) -> int:
     """List the loaded versions of a served team, newest first, or change the share of one.
@@ -242,3 +241,41 @@ def _show_versions(found: Data, *, as_json: bool) -> int:
         rows.append((each["version"], f"{each['share']:.3g}", str(each["open_runs"]), f"{age} ago"))
     show("\n".join(align(rows)))
     return FINE
+
+
+def deliveries(
+    run: Annotated[str, Argument(metavar="RUN", help="A run's id.", show_default=False)],
+    *,
+    redeliver: Annotated[
+        str | None, Option("--redeliver", metavar="ID", help="Send this delivery again, and list it.")
+    ] = None,
+    url: options.EndpointUrl = None,
+    key: options.EndpointKey = None,
+    as_json: options.ThemAsJson = False,
+) -> int:
+    """List the webhooks of a run of an endpoint, with their last attempts, or send one again.
+
+    Exit codes: 1 the endpoint cannot be reached; 2 it refused the request.
+    """
+    client, path = EndpointClient(url, key), f"/runs/{quote(run, safe='')}/deliveries"
+    if redeliver is None:
+        found = client.ask("GET", path)["deliveries"]
+    else:
+        found = [client.ask("POST", f"{path}/{quote(redeliver, safe='')}/redeliver", {})]
+    if as_json:
+        show_json(found)
+    elif found:
+        rows = [("delivery", "event", "receiver", "state", "attempts", "last attempt"), *map(_delivery_row, found)]
+        show("\n".join(align(rows)))
+    else:
+        write_note(f"Run '{run}' has no webhooks. A request names one with 'webhook'")
+    return FINE
+
+
+def _delivery_row(found: Data) -> tuple[str, ...]:
+    last = "-"
+    if attempts := found["attempts"]:
+        attempt = attempts[-1]
+        last = screen_line(attempt["error"] or f"HTTP {attempt['status']}", _SHOWN)
+    receiver = screen_line(found["receiver"], _SHOWN)
+    return found["delivery_id"], found["event"], receiver, found["state"], str(found["attempt_count"]), last

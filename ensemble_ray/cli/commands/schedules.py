@@ -7,9 +7,9 @@ from typing import Annotated
 from urllib.parse import quote
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
-from ensemble_ray.cli.commands.endpoint import KEY_VARIABLE, Data, EndpointClient, EndpointUrl
+from ensemble_ray.cli.commands.endpoint import Data, EndpointClient
 from ensemble_ray.cli.inputs import options
 from ensemble_ray.cli.view.terminal import FINE, align, screen_line, show, show_json, write_note
 from ensemble_ray.errors import ValidationError
@@ -24,15 +24,15 @@ schedules = typer.Typer(
 )
 
 ScheduleName = Annotated[str, Argument(metavar="TEAM/NAME", help="The schedule, as the list shows it.")]
-CallerKey = Annotated[
-    str | None,
-    Option("--key", metavar="KEY", help=f"Key of the endpoint. Default: {KEY_VARIABLE}.", show_default=False),
-]
 
 
 @schedules.callback(invoke_without_command=True)
 def list_schedules(
-    context: typer.Context, *, url: EndpointUrl = None, key: CallerKey = None, as_json: options.ThemAsJson = False
+    context: typer.Context,
+    *,
+    url: options.EndpointUrl = None,
+    key: options.EndpointKey = None,
+    as_json: options.ThemAsJson = False,
 ) -> None:
     """List the schedules of an endpoint, with their next times, and pause, resume and run them."""
     if context.invoked_subcommand is not None:
@@ -49,7 +49,11 @@ def list_schedules(
 
 @schedules.command("pause", epilog="Example: ensemble-ray schedules pause letters/nightly")
 def pause(
-    name: ScheduleName, *, url: EndpointUrl = None, key: CallerKey = None, as_json: options.ItAsJson = False
+    name: ScheduleName,
+    *,
+    url: options.EndpointUrl = None,
+    key: options.EndpointKey = None,
+    as_json: options.ItAsJson = False,
 ) -> int:
     """Pause a schedule: no run starts until it is resumed."""
     return _control(name, "pause", url, key, as_json=as_json)
@@ -57,7 +61,11 @@ def pause(
 
 @schedules.command("resume", epilog="Example: ensemble-ray schedules resume letters/nightly")
 def resume(
-    name: ScheduleName, *, url: EndpointUrl = None, key: CallerKey = None, as_json: options.ItAsJson = False
+    name: ScheduleName,
+    *,
+    url: options.EndpointUrl = None,
+    key: options.EndpointKey = None,
+    as_json: options.ItAsJson = False,
 ) -> int:
     """Resume a paused schedule. The times of the pause are not made up for."""
     return _control(name, "resume", url, key, as_json=as_json)
@@ -65,7 +73,11 @@ def resume(
 
 @schedules.command("run", epilog="Example: ensemble-ray schedules run letters/nightly")
 def run_now(
-    name: ScheduleName, *, url: EndpointUrl = None, key: CallerKey = None, as_json: options.ItAsJson = False
+    name: ScheduleName,
+    *,
+    url: options.EndpointUrl = None,
+    key: options.EndpointKey = None,
+    as_json: options.ItAsJson = False,
 ) -> int:
     """Start a run of a schedule now, in addition to its times, and print its id."""
     accepted = EndpointClient(url, key).ask("POST", f"{_path_of(name)}/run", {})
@@ -78,7 +90,11 @@ def run_now(
 
 @schedules.command("history", epilog="Example: ensemble-ray schedules history letters/nightly")
 def history(
-    name: ScheduleName, *, url: EndpointUrl = None, key: CallerKey = None, as_json: options.ItAsJson = False
+    name: ScheduleName,
+    *,
+    url: options.EndpointUrl = None,
+    key: options.EndpointKey = None,
+    as_json: options.ItAsJson = False,
 ) -> int:
     """List the newest runs of a schedule, and the times and files for which no run was started."""
     found = EndpointClient(url, key).ask("GET", _path_of(name))

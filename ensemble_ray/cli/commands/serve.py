@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,7 +133,7 @@ def mcp(
 
 
 keys = typer.Typer(
-    help="Create, change, list and revoke the keys of an endpoint's callers.",
+    help="Create, change, list and revoke the keys of an endpoint's callers, and show their usage.",
     no_args_is_help=True,
     epilog="Examples: ensemble-ray keys add ann --rights run,read --teams letters; ensemble-ray keys revoke ann",
 )
@@ -260,6 +261,31 @@ def list_keys(*, as_json: options.ItAsJson = False) -> int:
         rows.append((key.name, f"...{key.last_four}", ",".join(sorted(key.rights)), teams, *ends, *limits))
     show("\n".join(align(rows)))
     return FINE
+
+
+@keys.command("usage", epilog="Example: ensemble-ray keys usage --url https://teams.example.org")
+def show_usage(
+    *, url: options.EndpointUrl = None, key: options.EndpointKey = None, as_json: options.ThemAsJson = False
+) -> int:
+    """Show what keys used today at an endpoint that runs: with the right admin all keys of its teams, else the own one."""
+    from ensemble_ray.cli.commands.endpoint import EndpointClient
+
+    found = EndpointClient(url, key).ask("GET", "/quota")["keys"]
+    if as_json:
+        show_json(found)
+    elif found:
+        rows = [("key", "day", *(each["quantity"] for each in found[0]["quotas"]))]
+        rows += [(each["key"], each["day"], *map(_used, each["quotas"])) for each in found]
+        show("\n".join(align(rows)))
+    else:
+        write_note("This endpoint has no keys, so it counts no usage")
+    return FINE
+
+
+def _used(quota: Mapping[str, str | None]) -> str:
+    limit = "" if quota["limit"] is None else f" of {quota['limit']}"
+    reserved = "" if quota["reserved"] == "0" else f" ({quota['reserved']} reserved)"
+    return f"{quota['used']}{limit}{reserved}"
 
 
 @keys.command("revoke", epilog="Example: ensemble-ray keys revoke ann")

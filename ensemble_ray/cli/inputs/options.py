@@ -75,6 +75,25 @@ User = Annotated[
 AsJson = Annotated[bool, Option("--json", help="Print the whole output as JSON.")]
 ItAsJson = Annotated[bool, Option("--json", help="Print it as JSON.")]
 ThemAsJson = Annotated[bool, Option("--json", help="Print them as JSON.")]
+KEY_VARIABLE, URL_VARIABLE = "ENSEMBLE_RAY_KEY", "ENSEMBLE_RAY_URL"
+DEFAULT_URL = "http://127.0.0.1:8000"
+EndpointUrl = Annotated[
+    str | None,
+    Option(
+        "--url",
+        metavar="URL",
+        help=f"Address of the endpoint. Default: {URL_VARIABLE}, {DEFAULT_URL}.",
+        show_default=False,
+    ),
+]
+EndpointKey = Annotated[
+    str | None,
+    Option("--key", metavar="KEY", help=f"Key of the endpoint. Default: {KEY_VARIABLE}.", show_default=False),
+]
+AdminKey = Annotated[
+    str | None,
+    Option("--key", metavar="KEY", help=f"Key with the right admin. Default: {KEY_VARIABLE}.", show_default=False),
+]
 TraceFile = Annotated[Path | None, Option("--trace", metavar="FILE", help="Write the trace there as JSON.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress, no notes; errors only.")]
 JobAddress = Annotated[
