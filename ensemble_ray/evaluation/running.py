@@ -53,6 +53,7 @@ from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
+from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import jsonable
 
 _log = bounded_logger(__name__)
@@ -85,11 +86,19 @@ class CaseProgress(Struct, frozen=True, kw_only=True):
     is_recorded: bool  # its run had ended before this start of the evaluation
 
 
+class _Layout(Struct, frozen=True, kw_only=True):
+    """The part of a plan that an output needs, by task: a plan of each case would fill the memory."""
+
+    types: Mapping[str, OutputType]
+    object_ids: Mapping[str, str]
+
+
 class _Slot(Struct, kw_only=True):
     case: Case
     repeat: int
     run_id: str
     is_ended: bool = False
+    layout: _Layout | None = None  # of an ended run of the team
     redaction: Redaction | None = None  # of its run
 
 
@@ -215,7 +224,9 @@ class RunningEvaluation:
                 f"Evaluation '{self._work.id}' began with another team, so it cannot continue: {different[0]}. "
                 "What to do: choose another id"
             )
-        return _Slot(case=case, repeat=repeat, run_id=run_id, is_ended=found.state in _ENDED)
+        if found.state not in _ENDED:
+            return _Slot(case=case, repeat=repeat, run_id=run_id)
+        return _Slot(case=case, repeat=repeat, run_id=run_id, is_ended=True, layout=_layout_of(planned))
 
     async def _last_attempt(self, *parts: object) -> tuple[str, RecordedRun | None]:
         """Return the run that counts: the last of its failed attempts, or a further one if failed runs are retried."""
@@ -292,7 +303,7 @@ class RunningEvaluation:
                 given = self._work.options or RunOptions()
                 options = given.replace(tags={**(given.tags or {}), **tags})
                 problem = await self._run(self._work.team, slot.case.inputs, slot.run_id, self._runtime, options)
-            read = await self._read(slot.run_id, self._work.team, slot.case.inputs, problem)
+            read = await self._read(slot.run_id, self._team, slot.case.inputs, problem, slot.layout)
             slot.redaction, scores = read.redaction, dict[str, RunScore]()
             if read.output is not None:
                 case = _clean_case(slot.case, slot.redaction)
@@ -334,10 +345,17 @@ class RunningEvaluation:
             return f"{type(error).__name__}: {message_of(error)}"
         return ""
 
-    async def _read(self, run_id: str, team: Ensemble | None, inputs: Mapping[str, object], problem: str) -> _Read:
+    async def _read(
+        self,
+        run_id: str,
+        team: Ensemble | None,
+        inputs: Mapping[str, object],
+        problem: str,
+        layout: _Layout | None = None,
+    ) -> _Read:
         """Read a run that ended. `problem` explains a run without a recorded reason."""
         try:
-            return await self._read_record(run_id, team, inputs, problem)
+            return await self._read_record(run_id, team, inputs, problem, layout)
         except (RecordError, ValidationError) as error:
             return _Read(
                 state=RunState.FAILED,
@@ -349,13 +367,20 @@ class RunningEvaluation:
             )
 
     async def _read_record(
-        self, run_id: str, team: Ensemble | None, inputs: Mapping[str, object], problem: str
+        self,
+        run_id: str,
+        team: Ensemble | None,
+        inputs: Mapping[str, object],
+        problem: str,
+        layout: _Layout | None,
     ) -> _Read:
-        summary, facts = await self._store.summary(run_id), await self._store.facts(run_id)
-        if summary is None or not facts:
+        facts = await self._store.facts(run_id)
+        if not facts:
             raise RecordError(problem or f"Run '{run_id}' has no recorded facts")
         history = RunHistory(facts, has_details=True)
-        state, header = summary.state, history.head.header
+        state, header = history.head.state, history.head.header
+        if state is RunState.INTERRUPTED and (summary := await self._store.summary(run_id)) is not None:
+            state = summary.state  # such as `waiting`
         redaction: Redaction | None = None
         if header.redaction is not None:
             redaction = recorded_redaction(header.redaction) if team is None else redaction_again(run_id, team, header)
@@ -370,14 +395,9 @@ class RunningEvaluation:
             return _Read(
                 state=state, output=None, metrics=trace.metrics, duration_s=duration_s, error=error, redaction=redaction
             )
-        planned: Planned | None = None
-        if team is not None:
-            planned = await plan_again(team, inputs, facts, header)
-        types = (
-            {} if planned is None else {k: t.output_type for k, t in planned.tasks.items() if t.output_type is not None}
-        )
-        nodes = () if planned is None else planned.plan.nodes
-        output = output_of(history, types, {node.key: node.object_id for node in nodes})
+        if layout is None and team is not None:
+            layout = _layout_of(await plan_again(team, inputs, facts, header))
+        output = output_of(history) if layout is None else output_of(history, layout.types, layout.object_ids)
         duration_s = output.total_duration.total_seconds()
         return _Read(
             state=state, output=output, metrics=output.metrics, duration_s=duration_s, error="", redaction=redaction
@@ -440,6 +460,13 @@ class RunningEvaluation:
                 for case in cases
             ),
         )
+
+
+def _layout_of(planned: Planned) -> _Layout:
+    return _Layout(
+        types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
+        object_ids={node.key: node.object_id for node in planned.plan.nodes},
+    )
 
 
 def _clean_case(case: Case, redaction: Redaction | None) -> Case:
