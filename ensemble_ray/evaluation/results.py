@@ -184,11 +184,6 @@ class EvaluationComparison:
     later: str
     scores: tuple[ScoreComparison, ...]
 
-    @property
-    def worse(self) -> tuple[str, ...]:
-        """Names of the scorers with a significantly lower mean."""
-        return tuple(each.scorer for each in self.scores if each.is_worse)
-
     def table(self) -> str:
         """Return the comparison as text, with all regressions."""
         rows: list[tuple[str, ...]] = [("scorer", "cases", "earlier", "later", "difference", "p", "")]
