@@ -59,7 +59,7 @@ class Evaluation(Value):
         id: Names the evaluation: up to 100 letters, digits, `.`, `_` and `-`. Default: a new one.
         repeats: Runs of each case; > 0.
         concurrency: Cases that run at the same time; > 0.
-        options: Options of each run, such as `RunOptions(max_cost=0.05)`.
+        options: Options of each run of the team, such as `RunOptions(max_cost=0.05, deps=shop)`; judges have none of them.
         retry_failed: Whether runs that failed or spent their budget in an earlier start are run again.
         runs: Ids of recorded runs to evaluate, or `NAME=VALUE` for runs with a tag; see `of_runs`.
     """

@@ -77,13 +77,21 @@ class EvaluationWork(Struct, frozen=True, kw_only=True):
 
 
 class CaseProgress(Struct, frozen=True, kw_only=True):
-    """A run of a case that was scored just now."""
+    """A run of a case that was scored just now.
+
+    Attributes:
+        done: Scored runs of this start, with this one.
+        total: All runs of the evaluation: cases times repeats.
+        case: Id of the case.
+        run: The run, with its scores.
+        is_recorded: Whether the run had ended before this start of the evaluation.
+    """
 
     done: int
     total: int
     case: str
     run: CaseRun
-    is_recorded: bool  # its run had ended before this start of the evaluation
+    is_recorded: bool
 
 
 class _Layout(Struct, frozen=True, kw_only=True):
