@@ -44,9 +44,7 @@ _EXPORTS = {
     "ensemble_ray.evaluation.cases": "Case",
     "ensemble_ray.evaluation.evaluation": "Evaluation",
     "ensemble_ray.evaluation.judging": "Judge",
-    "ensemble_ray.evaluation.results": """
-        CaseResult CaseRun ChangedCase EvaluationComparison EvaluationResult RunScore ScoreComparison ScoreSummary UsageSummary
-    """,
+    "ensemble_ray.evaluation.results": "CaseResult CaseRun EvaluationComparison EvaluationResult RunScore",
     "ensemble_ray.evaluation.running": "CaseProgress",
     "ensemble_ray.evaluation.scorers": """
         Contains ExactMatch FunctionScorer JsonFields NumericMatch RegexMatch Score Scorer Similarity

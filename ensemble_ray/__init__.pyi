@@ -73,13 +73,9 @@ from ensemble_ray.evaluation.evaluation import Evaluation as Evaluation
 from ensemble_ray.evaluation.judging import Judge as Judge
 from ensemble_ray.evaluation.results import CaseResult as CaseResult
 from ensemble_ray.evaluation.results import CaseRun as CaseRun
-from ensemble_ray.evaluation.results import ChangedCase as ChangedCase
 from ensemble_ray.evaluation.results import EvaluationComparison as EvaluationComparison
 from ensemble_ray.evaluation.results import EvaluationResult as EvaluationResult
 from ensemble_ray.evaluation.results import RunScore as RunScore
-from ensemble_ray.evaluation.results import ScoreComparison as ScoreComparison
-from ensemble_ray.evaluation.results import ScoreSummary as ScoreSummary
-from ensemble_ray.evaluation.results import UsageSummary as UsageSummary
 from ensemble_ray.evaluation.running import CaseProgress as CaseProgress
 from ensemble_ray.evaluation.scorers import Contains as Contains
 from ensemble_ray.evaluation.scorers import ExactMatch as ExactMatch
@@ -327,7 +323,6 @@ __all__ = [
     "CaseProgress",
     "CaseResult",
     "CaseRun",
-    "ChangedCase",
     "ChatMessage",
     "ChatModel",
     "ChatResponse",
@@ -524,8 +519,6 @@ __all__ = [
     "Runtime",
     "Schedule",
     "Score",
-    "ScoreComparison",
-    "ScoreSummary",
     "Scorer",
     "Similarity",
     "SqliteMemory",
@@ -570,7 +563,6 @@ __all__ = [
     "UnknownOutcomeError",
     "UnreadableAttachmentError",
     "Until",
-    "UsageSummary",
     "ValidationError",
     "WebDashboard",
     "WebReviewHandler",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -60,7 +59,7 @@ class Case(Value):
 
     def shown_inputs(self) -> dict[str, str]:
         """Return the inputs as texts."""
-        return {name: value if isinstance(value, str) else _text_of(value) for name, value in self.inputs.items()}
+        return {name: text_of(value) for name, value in self.inputs.items()}
 
 
 class PlacedCase(Struct, frozen=True, kw_only=True):
@@ -68,8 +67,9 @@ class PlacedCase(Struct, frozen=True, kw_only=True):
     place: str  # for messages, such as `cases.jsonl, line 3`
 
 
-def _text_of(value: object) -> str:
-    return json.dumps(jsonable(value), ensure_ascii=False)
+def text_of(value: object, *, indent: int | None = None) -> str:
+    """Return a text as it is, and another value as JSON."""
+    return value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False, indent=indent)
 
 
 def place_cases(given: object) -> Sequence[PlacedCase]:
@@ -126,10 +126,6 @@ def check_inputs_of(cases: Iterable[PlacedCase], team: EnsembleDefinition) -> li
                 near = fields.nearest(name, tuple(needed))
                 problems.append(f"{each.place}: no task uses the input '{name}'.{near} Known: [{', '.join(needed)}]")
     return problems
-
-
-def count_tags(cases: Iterable[Case]) -> Counter[str]:
-    return Counter(tag for case in cases for tag in case.tags)
 
 
 def _read(given: object) -> Iterator[tuple[str, object]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from pydantic import BeforeValidator, Field, SkipValidation
 
 from ensemble_ray.definition import fields
-from ensemble_ray.definition.run_options import LONGEST_WORD, RunFields, RunOptions, merge_options
+from ensemble_ray.definition.run_options import RunFields, RunOptions, merge_options
 from ensemble_ray.ensemble import RELEASE_S, Ensemble
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.evaluation.cases import Case, place_cases
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.evaluation.running import CaseProgress
     from ensemble_ray.runs.ports import Runtime
 
-_LONGEST_ID = 100  # characters
+_LONGEST_ID = 100  # characters: it is the value of a tag
 
 
 def _read_scorers(value: object) -> tuple[Scorer, ...]:
@@ -59,7 +59,7 @@ class Evaluation(Value):
         id: Names the evaluation: up to 100 letters, digits, `.`, `_` and `-`. Default: a new one.
         repeats: Runs of each case; > 0.
         concurrency: Cases that run at the same time; > 0.
-        options: Options of each run, such as `RunOptions(max_cost=0.05)`.
+        options: Options of each run of the team, such as `RunOptions(max_cost=0.05, deps=shop)`; judges have none of them.
         retry_failed: Whether runs that failed or spent their budget in an earlier start are run again.
         runs: Ids of recorded runs to evaluate, or `NAME=VALUE` for runs with a tag; see `of_runs`.
     """
@@ -91,7 +91,7 @@ class Evaluation(Value):
         fields.check_positive(arguments.get("repeats"), "Evaluation repeats must be > 0")
         fields.check_positive(arguments.get("concurrency"), "Evaluation concurrency must be > 0")
         if isinstance(name, str):
-            check_evaluation_id(name)
+            _check_id(name)
 
     @classmethod
     def of_runs(
@@ -191,17 +191,16 @@ class Evaluation(Value):
             ValidationError: there is none of that id.
             RecordError: its record is damaged.
         """
-        return run_blocking(load_result(id, runtime))
+        return run_blocking(_load_result(id, runtime))
 
 
-def check_evaluation_id(name: str) -> None:
-    if len(name) > min(_LONGEST_ID, LONGEST_WORD):
+def _check_id(name: str) -> None:
+    if len(name) > _LONGEST_ID:
         raise ValidationError(f"Evaluation id must have at most {_LONGEST_ID} characters, got: {len(name)}")
     check_run_id(name)
 
 
-async def load_result(evaluation: str, runtime: Runtime | str | None = None) -> EvaluationResult:
-    """Return the stored result of an evaluation; see `Evaluation.load`."""
+async def _load_result(evaluation: str, runtime: Runtime | str | None = None) -> EvaluationResult:
     store = store_at(connect(runtime or "inline").store_address)
     found = await read_result(store, evaluation)
     if found is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from pydantic import BaseModel, Field, SkipValidation
@@ -13,7 +12,7 @@ from ensemble_ray.definition.fields import Origin
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.evaluation.cases import Case
+from ensemble_ray.evaluation.cases import Case, text_of
 from ensemble_ray.evaluation.scorers import Score, Scorer
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.record.identity.definition import digest_of, model_data
@@ -96,11 +95,10 @@ def judging_team(judge: Judge, llm: ChatModel | None) -> Ensemble:
 
 
 def judging_inputs(judge: Judge, output: EnsembleOutput, case: Case) -> dict[str, str]:
-    expected = case.expected if isinstance(case.expected, str) else _text_of(case.expected)
     return {
         "rubric": judge.rubric,
-        "inputs": _text_of(case.shown_inputs()),
-        "expected": "(none given)" if case.expected is None else expected,
+        "inputs": text_of(case.shown_inputs(), indent=2),
+        "expected": "(none given)" if case.expected is None else text_of(case.expected, indent=2),
         "output": output.raw,
     }
 
@@ -118,7 +116,3 @@ def verdict_in(output: EnsembleOutput) -> Score:
         raise IllegalStateError(f"There is no verdict: the state of the judge's run is {output.exit_reason.value}")
     found = JudgeVerdict.model_validate(jsonable(answered.parsed_output))
     return Score(found.score, found.reason)
-
-
-def _text_of(value: object) -> str:
-    return json.dumps(jsonable(value), ensure_ascii=False, indent=2)

@@ -79,7 +79,15 @@ class CaseRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """All runs of one case."""
+    """All runs of one case.
+
+    Attributes:
+        id: Id of the case.
+        inputs: As texts.
+        expected: As JSON data; None: the case has none.
+        tags: Tags of the case.
+        runs: By repeat.
+    """
 
     id: str
     inputs: dict[str, str]
@@ -178,16 +186,17 @@ class ScoreComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationComparison:
-    """Two evaluations by scorer; see `EvaluationResult.compare`."""
+    """Two evaluations by scorer; see `EvaluationResult.compare`.
+
+    Attributes:
+        earlier: Id of the earlier evaluation.
+        later: Id of the later evaluation.
+        scores: For each scorer of both evaluations: `scorer`, means, `p_value`, `is_worse`, `regressions` and `improvements`.
+    """
 
     earlier: str
     later: str
     scores: tuple[ScoreComparison, ...]
-
-    @property
-    def worse(self) -> tuple[str, ...]:
-        """Names of the scorers with a significantly lower mean."""
-        return tuple(each.scorer for each in self.scores if each.is_worse)
 
     def table(self) -> str:
         """Return the comparison as text, with all regressions."""

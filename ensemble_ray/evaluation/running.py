@@ -10,6 +10,7 @@ from itertools import count
 from msgspec import Struct
 
 from ensemble_ray.definition.fields import Durability
+from ensemble_ray.definition.redactor import recorded_redaction
 from ensemble_ray.definition.run_options import RunOptions, has_tag
 from ensemble_ray.ensemble import Ensemble, join_run
 from ensemble_ray.errors import RecordError, ValidationError, message_of
@@ -27,14 +28,16 @@ from ensemble_ray.evaluation.results import (
     EvaluationResult,
     RunScore,
     derived_run_id,
+    results_run_id,
     store_result,
 )
-from ensemble_ray.evaluation.scorers import Scorer, score_of
+from ensemble_ray.evaluation.scorers import RegexMatch, Scorer, score_of
 from ensemble_ray.evaluation.statistics import require_scipy
 from ensemble_ray.plan.planner import Planned, needs_synthesis
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.process.concurrency import USER_ERRORS, threads
 from ensemble_ray.process.context import bounded_logger
+from ensemble_ray.process.run_context import check_deps
 from ensemble_ray.record.head import RunHead, head_facts, read_head
 from ensemble_ray.record.history.run_history import RunHistory
 from ensemble_ray.record.identity.definition import digest_of, run_data
@@ -42,13 +45,15 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.resume.reading import what_differs
 from ensemble_ray.record.stores import RecordedRun, RunStore
 from ensemble_ray.record.trace import output_of, trace_of
-from ensemble_ray.recovery.resuming import plan_again, start_resumed
+from ensemble_ray.recovery.resuming import plan_again, redaction_again, start_resumed
 from ensemble_ray.runs.inline import InlineRuntime
 from ensemble_ray.runs.launching import name_of
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.text.redaction import Redaction
 from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
+from ensemble_ray.values.task_output import OutputType
 from ensemble_ray.values.trace import jsonable
 
 _log = bounded_logger(__name__)
@@ -72,13 +77,28 @@ class EvaluationWork(Struct, frozen=True, kw_only=True):
 
 
 class CaseProgress(Struct, frozen=True, kw_only=True):
-    """A run of a case that was scored just now."""
+    """A run of a case that was scored just now.
+
+    Attributes:
+        done: Scored runs of this start, with this one.
+        total: All runs of the evaluation: cases times repeats.
+        case: Id of the case.
+        run: The run, with its scores.
+        is_recorded: Whether the run had ended before this start of the evaluation.
+    """
 
     done: int
     total: int
     case: str
     run: CaseRun
-    is_recorded: bool  # its run had ended before this start of the evaluation
+    is_recorded: bool
+
+
+class _Layout(Struct, frozen=True, kw_only=True):
+    """The part of a plan that an output needs, by task: a plan of each case would fill the memory."""
+
+    types: Mapping[str, OutputType]
+    object_ids: Mapping[str, str]
 
 
 class _Slot(Struct, kw_only=True):
@@ -86,6 +106,8 @@ class _Slot(Struct, kw_only=True):
     repeat: int
     run_id: str
     is_ended: bool = False
+    layout: _Layout | None = None  # of an ended run of the team
+    redaction: Redaction | None = None  # of its run
 
 
 class _Read(Struct, frozen=True, kw_only=True):
@@ -96,6 +118,7 @@ class _Read(Struct, frozen=True, kw_only=True):
     metrics: ExecutionMetrics
     duration_s: float | None
     error: str
+    redaction: Redaction | None
 
 
 class RunningEvaluation:
@@ -103,6 +126,7 @@ class RunningEvaluation:
 
     def __init__(self, work: EvaluationWork, runtime: Runtime, report: Callable[[CaseProgress], object]) -> None:
         self._work = work
+        self._team = None if work.team is None else work.team.with_options(work.options)
         self._runtime = runtime
         self._report = report
         self._store: RunStore = store_at(runtime.store_address)
@@ -111,6 +135,9 @@ class RunningEvaluation:
         self._total = 0
         self._currency = ""
         self._recorded_team = ""
+        redactor = None if work.team is None else work.team.redactor
+        #: For cases of runs without a readable record: the result is a record, too.
+        self._redaction = None if redactor is None else redactor.begin(results_run_id(work.id))
         address = runtime.store_address
         is_inline = isinstance(runtime, InlineRuntime)
         self._judging: Runtime = runtime if is_inline else InlineRuntime(home=address.home, store=address.url)
@@ -121,9 +148,8 @@ class RunningEvaluation:
         Raises:
             ValidationError: cases, scorers or recorded runs do not fit; no model was called.
         """
-        work = self._work
         require_scipy()
-        slots = await self._recorded_slots() if work.team is None else await self._planned_slots(work.team)
+        slots = await self._recorded_slots() if self._team is None else await self._planned_slots(self._team)
         cases = list({id(slot.case): slot.case for slot in slots}.values())
         self._check_scorers(cases)
         self._total = len(slots)
@@ -147,11 +173,22 @@ class RunningEvaluation:
             f"{places.get(id(case), f'case {case.id}')}: {problem}"
             for case in cases
             for scorer in self._work.scorers
-            if (problem := scorer.problem(case))
+            if (problem := scorer.problem(case) or self._problem_of_expression(scorer, case))
         ])  # fmt: skip
         for scorer in self._work.scorers:
             if isinstance(scorer, Judge):
                 judging_team(scorer, self._team_model)
+
+    def _problem_of_expression(self, scorer: Scorer, case: Case) -> str:
+        """Refuse an expression that its placeholder, `[EMAIL_...]`, would turn into a set of characters."""
+        if self._redaction is None or not isinstance(scorer, RegexMatch) or scorer.pattern is not None:
+            return ""
+        if not self._redaction.holds_value(str(case.expected)):
+            return ""
+        return (
+            f"the scorer '{scorer.label}': 'expected' contains a value that the redactor of the team replaces. "
+            r"What to do: match the placeholder, such as \[EMAIL_\w+\]"
+        )
 
     @property
     def _team_model(self) -> ChatModel | None:
@@ -172,7 +209,10 @@ class RunningEvaluation:
                 return await self._find(team, case, repeat)
 
         repeats = range(1, self._work.repeats + 1)
-        return await asyncio.gather(*(find(each.case, repeat) for each in self._work.cases for repeat in repeats))
+        slots = await asyncio.gather(*(find(each.case, repeat) for each in self._work.cases for repeat in repeats))
+        if not all(slot.is_ended for slot in slots):
+            check_deps(team.deps, team.deps_type, "Evaluation: its team")
+        return slots
 
     async def _find(self, team: Ensemble, case: Case, repeat: int) -> _Slot:
         """Return the run of a case that counts: the last attempt, or a new one."""
@@ -192,7 +232,9 @@ class RunningEvaluation:
                 f"Evaluation '{self._work.id}' began with another team, so it cannot continue: {different[0]}. "
                 "What to do: choose another id"
             )
-        return _Slot(case=case, repeat=repeat, run_id=run_id, is_ended=found.state in _ENDED)
+        if found.state not in _ENDED:
+            return _Slot(case=case, repeat=repeat, run_id=run_id)
+        return _Slot(case=case, repeat=repeat, run_id=run_id, is_ended=True, layout=_layout_of(planned))
 
     async def _last_attempt(self, *parts: object) -> tuple[str, RecordedRun | None]:
         """Return the run that counts: the last of its failed attempts, or a further one if failed runs are retried."""
@@ -269,11 +311,12 @@ class RunningEvaluation:
                 given = self._work.options or RunOptions()
                 options = given.replace(tags={**(given.tags or {}), **tags})
                 problem = await self._run(self._work.team, slot.case.inputs, slot.run_id, self._runtime, options)
-            read = await self._read(slot.run_id, self._work.team, slot.case.inputs, problem)
-            scores: dict[str, RunScore] = {}
+            read = await self._read(slot.run_id, self._team, slot.case.inputs, problem, slot.layout)
+            slot.redaction, scores = read.redaction, dict[str, RunScore]()
             if read.output is not None:
+                case = _clean_case(slot.case, slot.redaction)
                 for scorer in self._work.scorers:
-                    scores[scorer.label] = await self._score(scorer, slot, read.output)
+                    scores[scorer.label] = await self._score(scorer, slot, case, read.output)
         run = CaseRun(
             run_id=slot.run_id,
             repeat=slot.repeat,
@@ -310,27 +353,45 @@ class RunningEvaluation:
             return f"{type(error).__name__}: {message_of(error)}"
         return ""
 
-    async def _read(self, run_id: str, team: Ensemble | None, inputs: Mapping[str, object], problem: str) -> _Read:
+    async def _read(
+        self,
+        run_id: str,
+        team: Ensemble | None,
+        inputs: Mapping[str, object],
+        problem: str,
+        layout: _Layout | None = None,
+    ) -> _Read:
         """Read a run that ended. `problem` explains a run without a recorded reason."""
         try:
-            return await self._read_record(run_id, team, inputs, problem)
-        except RecordError as error:
+            return await self._read_record(run_id, team, inputs, problem, layout)
+        except (RecordError, ValidationError) as error:
             return _Read(
                 state=RunState.FAILED,
                 output=None,
                 metrics=ExecutionMetrics.EMPTY,
                 duration_s=None,
                 error=problem or f"its record cannot be read: {message_of(error)}",
+                redaction=None,
             )
 
     async def _read_record(
-        self, run_id: str, team: Ensemble | None, inputs: Mapping[str, object], problem: str
+        self,
+        run_id: str,
+        team: Ensemble | None,
+        inputs: Mapping[str, object],
+        problem: str,
+        layout: _Layout | None,
     ) -> _Read:
-        summary, facts = await self._store.summary(run_id), await self._store.facts(run_id)
-        if summary is None or not facts:
+        facts = await self._store.facts(run_id)
+        if not facts:
             raise RecordError(problem or f"Run '{run_id}' has no recorded facts")
         history = RunHistory(facts, has_details=True)
-        state = summary.state
+        state, header = history.head.state, history.head.header
+        if state is RunState.INTERRUPTED and (summary := await self._store.summary(run_id)) is not None:
+            state = summary.state  # such as `waiting`
+        redaction: Redaction | None = None
+        if header.redaction is not None:
+            redaction = recorded_redaction(header.redaction) if team is None else redaction_again(run_id, team, header)
         if state is not RunState.COMPLETED:
             trace, reason = trace_of(history), history.head.errors
             recorded = f"{reason[0].error_type}: {reason[0].message}" if reason else ""
@@ -339,30 +400,29 @@ class RunningEvaluation:
                 explained = "the run waits for a review: decide it, then start the evaluation again"
             duration_s = trace.total_duration.total_seconds()
             error = recorded or problem or explained
-            return _Read(state=state, output=None, metrics=trace.metrics, duration_s=duration_s, error=error)
-        planned: Planned | None = None
-        if team is not None:
-            planned = await plan_again(team, inputs, facts, history.head.header)
-        types = (
-            {} if planned is None else {k: t.output_type for k, t in planned.tasks.items() if t.output_type is not None}
-        )
-        nodes = () if planned is None else planned.plan.nodes
-        output = output_of(history, types, {node.key: node.object_id for node in nodes})
+            return _Read(
+                state=state, output=None, metrics=trace.metrics, duration_s=duration_s, error=error, redaction=redaction
+            )
+        if layout is None and team is not None:
+            layout = _layout_of(await plan_again(team, inputs, facts, header))
+        output = output_of(history) if layout is None else output_of(history, layout.types, layout.object_ids)
         duration_s = output.total_duration.total_seconds()
-        return _Read(state=state, output=output, metrics=output.metrics, duration_s=duration_s, error="")
+        return _Read(
+            state=state, output=output, metrics=output.metrics, duration_s=duration_s, error="", redaction=redaction
+        )
 
-    async def _score(self, scorer: Scorer, slot: _Slot, output: EnsembleOutput) -> RunScore:
+    async def _score(self, scorer: Scorer, slot: _Slot, case: Case, output: EnsembleOutput) -> RunScore:
         try:
             if isinstance(scorer, Judge):
-                return await self._judge(scorer, slot, output)
-            found = score_of(await scorer.score(output, slot.case), scorer.label)
+                return await self._judge(scorer, slot, case, output)
+            found = score_of(await scorer.score(output, case), scorer.label)
         except USER_ERRORS as error:  # it may be the user's code
             return RunScore(value=None, error=f"{type(error).__name__}: {message_of(error)}")
         return RunScore(value=found.value, reason=found.reason)
 
-    async def _judge(self, judge: Judge, slot: _Slot, output: EnsembleOutput) -> RunScore:
+    async def _judge(self, judge: Judge, slot: _Slot, case: Case, output: EnsembleOutput) -> RunScore:
         team = judging_team(judge, self._team_model)
-        inputs = judging_inputs(judge, output, slot.case)
+        inputs = judging_inputs(judge, output, case)
         question = (JUDGE, judge.label, slot.run_id, judging_digest(team, inputs))
         run_id, found = await self._last_attempt(*question)
         problem = ""
@@ -386,8 +446,10 @@ class RunningEvaluation:
 
     def _result(self, cases: Sequence[Case], slots: Sequence[_Slot], runs: Sequence[CaseRun]) -> EvaluationResult:
         by_case: dict[int, list[CaseRun]] = {}
+        shown: dict[int, Case] = {}  # with the placeholders of the first run
         for slot, run in zip(slots, runs, strict=True):
             by_case.setdefault(id(slot.case), []).append(run)
+            shown.setdefault(id(slot.case), _clean_case(slot.case, slot.redaction or self._redaction))
         team = self._work.team
         return EvaluationResult(
             id=self._work.id,
@@ -398,11 +460,25 @@ class RunningEvaluation:
             cases=tuple(
                 CaseResult(
                     id=case.id,
-                    inputs=case.shown_inputs(),
-                    expected=jsonable(case.expected),
+                    inputs=shown[id(case)].shown_inputs(),
+                    expected=jsonable(shown[id(case)].expected),
                     tags=tuple(case.tags),
                     runs=tuple(by_case[id(case)]),
                 )
                 for case in cases
             ),
         )
+
+
+def _layout_of(planned: Planned) -> _Layout:
+    return _Layout(
+        types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
+        object_ids={node.key: node.object_id for node in planned.plan.nodes},
+    )
+
+
+def _clean_case(case: Case, redaction: Redaction | None) -> Case:
+    """Return the case with placeholders in place of values (S-EVL-27)."""
+    if redaction is None:
+        return case
+    return case.replace(inputs=redaction.clean_data(case.inputs), expected=redaction.clean_data(case.expected))

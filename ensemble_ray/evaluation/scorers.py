@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SkipValidation
 from ensemble_ray.definition import fields
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors.texts import brief
-from ensemble_ray.evaluation.cases import Case
+from ensemble_ray.evaluation.cases import Case, text_of
 from ensemble_ray.execute.agent.structured import extract_json
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.memory.embedding_models import resolve_embedding_model
@@ -262,9 +262,8 @@ class Similarity(_ExpectingScorer):
 
     async def score(self, output: EnsembleOutput, case: Case) -> Score:
         """Compare the embeddings."""
-        expected = case.expected if isinstance(case.expected, str) else json.dumps(jsonable(case.expected))
         first: Sequence[float] = await call_user(self.model.embed, output.raw)
-        second: Sequence[float] = await call_user(self.model.embed, expected)
+        second: Sequence[float] = await call_user(self.model.embed, text_of(case.expected))
         length = math.hypot(*first) * math.hypot(*second)
         product = sum(a * b for a, b in zip(first, second, strict=True))
         return Score(min(1.0, max(0.0, product / length)) if length else 0.0)
@@ -351,7 +350,7 @@ def _folded(text: str, ignore_case: bool) -> str:  # noqa: FBT001  as above
 
 
 def _shown(value: object) -> str:
-    return brief(value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False))
+    return brief(text_of(value))
 
 
 def _parsed_of(output: EnsembleOutput) -> object:

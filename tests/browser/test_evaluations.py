@@ -101,6 +101,31 @@ async def test_regressions_come_first_when_two_evaluations_are_compared(page: Pa
     await expect(page.locator(".evaluations tbody tr")).to_have_count(3)
 
 
+async def test_the_keyboard_reaches_evaluations_and_cases_when_keys_move_the_focus(page: Page, evaluated: Runs) -> None:
+    """S-EVL-52, S-STU-171."""
+    await page.goto(evaluated.at("/evaluations"))
+    await expect(page.locator(".evaluations tbody tr")).to_have_count(3)
+    for key, name in (("j", "begun"), ("j", "summer"), ("j", "spring"), ("k", "summer")):
+        await page.keyboard.press(key)
+        await expect(page.get_by_role("link", name=name)).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".case")).to_have_count(4)
+    for key, name in (("j", "France"), ("j", "Italy"), ("k", "France")):
+        await page.keyboard.press(key)
+        await expect(page.locator(".case h2", has_text=name)).to_be_focused()
+
+
+async def test_the_command_is_shown_when_there_is_no_evaluation(page: Page, tmp_path: Path) -> None:
+    """S-EVL-52."""
+    server = StudioServer(StoreAddress.of(tmp_path), port=0)
+    server.start()
+    await page.goto(Runs(tmp_path, server).at("/evaluations"))
+    await expect(page.locator("main")).to_contain_text("No evaluations")
+    await expect(page.locator("main")).to_contain_text("ensemble-ray eval team.yaml cases.jsonl --scorer exact")
+    await page.goto("about:blank")
+    server.stop()
+
+
 async def test_an_unknown_evaluation_is_named_when_it_is_opened(page: Page, evaluated: Runs, watched: Watched) -> None:
     """S-EVL-51."""
     watched.expected.append("404")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Evaluation, InlineRuntime, Judge, RayRuntime
+from ensemble_ray import Ensemble, Evaluation, InlineRuntime, Judge, RayRuntime, Task, TaskHandlerContext, provide
 from ensemble_ray.testing import ModelServer, ScriptedModel, ServedRequest
 from tests.command_line import COMMAND, PATIENCE_S, call_command, environment_of
 from tests.ensemble_ray.evaluation.teams import capital_of, make_cases, make_runtime, make_team
@@ -162,6 +162,28 @@ def test_the_result_is_equal_when_an_evaluation_runs_on_ray(ray_runtime: RayRunt
     here = evaluation.run(runtime=make_runtime(f"{home}/other"))
     assert [case.score("exact") for case in result.cases] == [case.score("exact") for case in here.cases] == [1, 1, 0]
     assert result.summary("judge") == here.summary("judge")
+
+
+def open_capitals() -> dict[str, str]:
+    """Deps that each worker process opens."""
+    return {**_CAPITALS}
+
+
+def name_capital(context: TaskHandlerContext[dict[str, str]]) -> str:
+    """A handler that reads the deps."""
+    return f"{context.deps[context.inputs['country']]} for {context.user}"
+
+
+def test_runs_on_ray_have_the_deps_when_their_evaluation_has_them(ray_runtime: RayRuntime) -> None:
+    """S-EVL-28, S-CTX-23: deps that cannot travel are an error of each run, and the next start runs them."""
+    team = Ensemble(tasks=[Task("Name the capital of {country}", handler=name_capital)], deps_type=dict)
+    evaluation = Evaluation(team, make_cases(), "contains", id="six")
+    refused = evaluation.run(runtime=ray_runtime, deps={"lock": threading.Lock()}, user="ada")
+    errors = [text for _, _, text in refused.errors()]
+    assert len(errors) == 3
+    assert all("cannot travel to a worker process" in each for each in errors)
+    result = evaluation.run(runtime=ray_runtime, deps=provide(open_capitals), user="ada")
+    assert [case.runs[0].output for case in result.cases] == [f"{city} for ada" for city in _CAPITALS.values()]
 
 
 def test_an_evaluation_is_stored_when_records_are_in_postgresql(postgres: PostgresServer) -> None:

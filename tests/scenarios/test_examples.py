@@ -414,6 +414,23 @@ def test_mcp_tools_runs(tmp_path: Path) -> None:
     assert printed == "Yes, 12.\n"
 
 
+def test_run_deps_runs(tmp_path: Path) -> None:
+    """Tools read and change the orders of the run's user alone, in a database that the run opens."""
+    asked = [ToolCall("c1", "list_orders", "{}"), ToolCall("c2", "cancel_order", '{"item": "rice"}')]
+    asked.append(ToolCall("c3", "cancel_order", '{"item": "salt"}'))
+
+    def script(request: ServedRequest) -> Answer:
+        return asked[len(results_of(request))] if len(results_of(request)) < len(asked) else "Your rice is cancelled"
+
+    printed, server = run_example("run_deps.py", script, tmp_path, "openai:m")
+    assert results_of(server.requests[-1]) == [
+        '["tea: sent","rice: waits for payment"]', "rice is cancelled", "there is no order of salt",
+    ]  # fmt: skip
+    assert printed.splitlines() == [
+        "Your rice is cancelled", "('ada', 'tea', 'sent')", "('ada', 'rice', 'cancelled')", "('bob', 'salt', 'sent')",
+    ]  # fmt: skip
+
+
 def test_evaluate_team_runs(tmp_path: Path) -> None:
     """Two prompts are evaluated, by fields, a function and a judge; the second reads one bill better. A second start asks nothing."""
 

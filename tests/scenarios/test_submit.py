@@ -14,8 +14,9 @@ from ensemble_ray import RunState
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from tests.command_line import COMMAND, run_command
-from tests.processes import own_directory, program
+from tests.processes import free_ports, own_directory, own_environment, program
 from tests.scenarios.job_head import job_head
+from tests.serve.endpoint import Endpoint
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
 pytestmark = pytest.mark.extended
@@ -110,3 +111,43 @@ def test_a_cluster_without_a_token_takes_runs_and_stops_them() -> None:
             state = RunDirectory(directory / "records", "stopped").state()
             assert state is RunState.CANCELLED, typing.text
         is_over.set()  # the server waits for those that answer
+
+
+SHOP = """
+from contextlib import contextmanager
+
+class Shop:
+    def __init__(self, user): self.tea, self.user = 3, user
+
+@contextmanager
+def open_shop(run):
+    yield Shop(run.user)
+
+def price_of(context):
+    return f"{context.deps.tea} for {context.deps.user}"
+"""
+SELLING = """
+deps: shop:open_shop
+deps_type: shop:Shop
+tasks:
+  sell: {description: Sell tea, handler: "shop:price_of"}
+"""
+
+
+def test_deps_of_the_file_are_opened_on_the_cluster_when_its_run_is_submitted_or_served() -> None:
+    """S-CTX-62, S-CTX-40, S-CLU-10: the module of the deps is sent along; the endpoint's workers import it, too."""
+    with own_directory() as directory:
+        work = _work_in(directory)
+        (work / "shop.py").write_text(SHOP, encoding="utf-8")
+        (work / "selling.yaml").write_text(SELLING, encoding="utf-8")
+        with job_head(directory, has_token=False, PYTHONPATH=str(ROOT)) as head:
+            words = ("submit", str(work / "selling.yaml"), "--address", head.url, "--user", "ada")
+            submitted = run_command(directory, dict(head.environment), *words)
+            assert (submitted.returncode, submitted.stdout.strip()) == (0, "3 for ada"), submitted.stderr
+        (port,) = free_ports(1)
+        command = [*COMMAND, "serve", "selling.yaml", "--port", str(port)]
+        with program(command, log=directory / "log", env=own_environment(directory), cwd=work) as running:
+            endpoint = Endpoint(running, port, directory / "records")
+            running.until(lambda: "Ctrl-C stops" in running.text, "the address")
+            status, ended = endpoint.run({"user": "eve"})
+            assert (status, ended["result"]["raw"]) == (200, "3 for eve"), running.text

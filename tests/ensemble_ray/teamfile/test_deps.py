@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,23 @@ def test_a_file_names_the_function_that_opens_the_deps(
     assert "[user=ada]" in call("trace", "r").printed
     forked = call("fork", "r", "--from", "say", "--user", "eve", "--runtime", "inline")
     assert forked.printed.strip() == "tea for eve", forked
+
+
+def test_an_evaluation_has_the_deps_of_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """S-CTX-62, S-CTX-61, S-REQ-1: and its user; another text is another team."""
+    (folder / "shop.py").write_text(MODULE, encoding="utf-8")
+    evaluation = "evaluation: {cases: cases.jsonl, scorers: [exact]}\n"
+    (folder / "team.yaml").write_text(TEAM.replace("deps_place: driver\n", "") + evaluation, encoding="utf-8")
+    case = {"id": "rice", "inputs": {"what": "rice"}, "expected": "rice for ada"}
+    (folder / "cases.jsonl").write_text(json.dumps(case), encoding="utf-8")
+    call = calling(capsys)
+    command = ("eval", "team.yaml", "--id", "e", "--user", "ada", "--runtime", "inline", "--min", "exact=1")
+    called = call(*command)
+    assert called.code == 0, called
+    assert "case=rice repeat=1 user=ada]" in call("runs", "--tag", "user=ada").printed
+    assert "from the record" in call(*command, "--max-iterations", "3").said
+    refused = call(*command, "--context", "Be brief")
+    assert (refused.code, "began with another team" in refused.said) == (2, True), refused
 
 
 def test_a_map_has_the_same_keys(folder: Path) -> None:

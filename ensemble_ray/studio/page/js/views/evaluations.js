@@ -87,11 +87,29 @@ export function evaluationsView(app, route) {
       if (found.is_complete) fill(body, emptyState({ symbol: "trend", title: "No evaluations", text: "Run a team on cases, and score its outputs:", command: "ensemble-ray eval team.yaml cases.jsonl --scorer exact" }));
       return;
     }
+    const focused = body.contains(document.activeElement) ? document.activeElement?.getAttribute("href") : null;
     fill(body,
       h("section", { class: "card" }, h("div", { class: "table-box" }, h("table", { class: "data" }, h("caption", { class: "sr" }, "Evaluations"),
         h("thead", {}, h("tr", {}, ["Evaluation", "Team", "Runs", "Means", "Started"].map((word) => h("th", { scope: "col" }, word)))),
         h("tbody", {}, found.evaluations.map(rowOf))))),
       found.more > 0 && h("p", { class: "muted" }, `${countOf(found.more, "older evaluation")} not shown`));
+    stops().find((link) => link.getAttribute("href") === focused)?.focus();
+  }
+
+  /**
+   * Links of the list, or headings of the cases.
+   * @returns {HTMLElement[]}
+   */
+  function stops() {
+    return [...body.querySelectorAll(".evaluations tbody th a, .case h2")].map((each) => /** @type {HTMLElement} */ (each));
+  }
+
+  /** @param {number} step */
+  function move(step) {
+    const all = stops();
+    const here = document.activeElement?.closest("tr, .case");
+    const at = all.findIndex((each) => here?.contains(each));
+    all[at < 0 ? 0 : Math.min(Math.max(at + step, 0), all.length - 1)]?.focus();
   }
 
   /** @param {EvaluationRow} row */
@@ -108,12 +126,14 @@ export function evaluationsView(app, route) {
   function drawChoices(id) {
     const others = (list?.evaluations ?? []).filter((row) => row.has_result && row.id !== id);
     const chosen = params.get("compare") ?? "";
+    const focused = choices.contains(document.activeElement) ? document.activeElement?.tagName : null;
     choices.hidden = false;
     fill(choices,
       h("a", { href: formatRoute({ view: "evaluations" }) }, "All evaluations"),
       h("label", { class: "row" }, "Compare with ", h("select", { class: "field", "aria-label": "Compare with", onchange: (/** @type {Event} */ event) => app.go({ params: { compare: /** @type {HTMLSelectElement} */ (event.target).value || null } }) },
         h("option", { value: "" }, "none"), others.map((row) => h("option", { value: row.id, selected: row.id === chosen }, row.id)),
         chosen && !others.some((row) => row.id === chosen) && h("option", { value: chosen, selected: true }, chosen))));
+    if (focused) /** @type {HTMLElement|null} */ (choices.querySelector(focused))?.focus();
   }
 
   /** @param {EvaluationDetail} found */
@@ -134,6 +154,7 @@ export function evaluationsView(app, route) {
       found.cases.length > shownCases && h("button", { class: "button", type: "button", onclick: () => {
         shownCases += SHOWN_CASES;
         drawDetail(found);
+        stops()[shownCases - SHOWN_CASES]?.focus();
       } }, "More cases"),
       found.more_cases > 0 && h("p", { class: "muted" }, `${countOf(found.more_cases, "more case")} not shown: ensemble-ray eval --json has all of them`));
   }
@@ -163,7 +184,7 @@ export function evaluationsView(app, route) {
     const change = one.change === 0 ? null : h("span", { class: one.change < 0 ? "badge bad" : "badge" }, one.change < 0 ? "Regression" : "Improvement");
     const inputs = Object.entries(one.inputs).map(([name, value]) => `${name}: ${value}`).join("\n");
     return h("section", { class: "card case" },
-      h("div", { class: "node-title-row" }, h("h2", {}, line(one.id, "mono", 120)), one.tags.map((tag) => h("span", { class: "badge" }, line(tag, "", 40))), change),
+      h("div", { class: "node-title-row" }, h("h2", { tabindex: -1 }, line(one.id, "mono", 120)), one.tags.map((tag) => h("span", { class: "badge" }, line(tag, "", 40))), change),
       h("div", { class: "case-columns" },
         column("Inputs", inputs ? textBlock(inputs, { label: `Inputs of ${one.id}` }) : h("p", { class: "muted" }, "None")),
         column("Expected", expected ? textBlock(expected, { label: `Expected of ${one.id}` }) : h("p", { class: "muted" }, "None")),
@@ -196,6 +217,7 @@ export function evaluationsView(app, route) {
   void load();
   return {
     element,
+    keys: { j: () => move(1), k: () => move(-1) },
     update(now) {
       if (String(now.params) === String(params)) return;
       params = now.params;
