@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
-from ensemble_ray import Agent, Ensemble, Redactor, Review, Task, ToolCall, ToolContext, tool
+from ensemble_ray import Agent, Ensemble, Redactor, Review, Schedule, Task, ToolCall, ToolContext, tool
 from ensemble_ray.access.admission import Right
 from ensemble_ray.process.concurrency import threads
 from ensemble_ray.testing import ScriptedModel
@@ -144,6 +144,23 @@ async def test_reviews_have_placeholders_when_a_team_has_a_redactor(connect: Con
     assert_clean("a gate", [waiting.text, json.dumps(gate), decided.text, run])
     assert_clean("a webhook", [hook.body.decode(), *(each.body.decode() for each in received)])
     assert "To [EMAIL_" in run
+
+
+async def test_schedules_have_placeholders_when_a_team_has_a_redactor(records: Path) -> None:
+    """S-RED-22: inputs of a schedule are in its runs alone."""
+    made = team().replace(schedules={"hourly": Schedule(every="1h", inputs={"who": WHO})})
+    async with guarded(records, made, has_studio=True) as served:
+        client = served.client
+        begun = await client.post("/schedules/team/hourly/run")
+        assert begun.status_code == 202, begun.text
+        run_id = begun.json()["run_id"]
+        assert (await client.get(f"/runs/{run_id}/events")).status_code == 200  # until its end
+        paths = ["/schedules", "/schedules/team/hourly", f"/runs/{run_id}", "/runs", f"{API}/schedules"]
+        for path in paths:
+            answer = await client.get(path)
+            assert answer.status_code == 200, answer.text
+            assert_clean(path, [answer.text])
+        assert "[EMAIL_" in (await client.get(f"/runs/{run_id}")).text
 
 
 REVEALS = (("get", "/runs/r?reveal=true"), ("post", f"{API}/runs/r/reveal"))
