@@ -30,7 +30,14 @@ from ensemble_ray.serve.middleware import (
 )
 from ensemble_ray.serve.run_service import DEFAULT_PAGE, LARGEST_PAGE, Sample, render_samples
 from ensemble_ray.serve.schemas import Refusal, RunStatus
-from ensemble_ray.serve.visible_runs import ServiceDependency, chosen_ensemble, visible_run, visible_team, visible_teams
+from ensemble_ray.serve.visible_runs import (
+    ServiceDependency,
+    chosen_ensemble,
+    revealed_run,
+    visible_run,
+    visible_team,
+    visible_teams,
+)
 from ensemble_ray.studio.http_server import EventAnswer
 from ensemble_ray.text.foreign_text import whole_json
 from ensemble_ray.values.ids import new_run_id
@@ -129,10 +136,13 @@ async def get_runs(
 
 
 @runs_router.get("/runs/{run_id}", response_model=schemas.RunDetail)
-async def get_run(run_id: str, service: ServiceDependency, caller: CallerDependency) -> JSONResponse:
-    """Return a run with its result or its error."""
+async def get_run(
+    run_id: str, service: ServiceDependency, caller: CallerDependency, *, reveal: bool = False
+) -> JSONResponse:
+    """Return a run with its result or its error; with `reveal`, with the values of its redactor."""
     caller.check(Right.READ)
-    return answer(await visible_run(service, caller, run_id))
+    found = await visible_run(service, caller, run_id)
+    return answer(await revealed_run(found, caller) if reveal else found)
 
 
 @runs_router.post("/runs/{run_id}/cancel", status_code=HTTPStatus.ACCEPTED, response_model=schemas.RunDetail)

@@ -7,9 +7,16 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from ensemble_ray.access.admission import Right
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.process.concurrency import bridge
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.recovery.revealing import RevealRefusedError, ValueReader, reveal_to
 from ensemble_ray.serve.callers import Caller
 from ensemble_ray.serve.run_service import RunService
 from ensemble_ray.serve.schemas import EnsembleInfo, Refusal, RunDetail
+from ensemble_ray.text.redaction import map_texts
 
 
 async def visible_run(service: RunService, caller: Caller, run_id: str) -> RunDetail:
@@ -17,6 +24,18 @@ async def visible_run(service: RunService, caller: Caller, run_id: str) -> RunDe
     if not caller.sees(found.ensemble):
         raise Refusal(HTTPStatus.NOT_FOUND, "RUN_NOT_FOUND", f"There is no run '{run_id[:200]}'", run_id=run_id[:200])
     return found
+
+
+async def revealed_run(found: RunDetail, caller: Caller) -> RunDetail:
+    """Return the run with the values of its redactor, if the caller may see them (S-RED-64)."""
+    reader = ValueReader(name=caller.name or None, is_admin=Right.ADMIN in caller.rights, roles=caller.roles)
+    try:
+        redaction = await bridge(reveal_to(reader, store_at(StoreAddress.of()), found.run_id))
+    except RevealRefusedError as error:
+        raise Refusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", str(error), run_id=found.run_id) from None
+    except EnsembleError as error:
+        raise Refusal(HTTPStatus.CONFLICT, "NOT_REVEALABLE", message_of(error), run_id=found.run_id) from None
+    return cast("RunDetail", map_texts(found, redaction.restore))
 
 
 async def visible_teams(service: RunService, caller: Caller) -> list[EnsembleInfo]:

@@ -49,6 +49,8 @@ class Redactor(Value):
         key: Name of the environment variable with the key, a random text of at least 32 characters. A run that
             cannot be reversed needs no key.
         tools: Names of the tools that receive values in a reversible run; None: all tools.
+        reveal_roles: Roles of keys whose holders may see the values of a reversible run in Studio and at an endpoint, as
+            those with the right `admin` may.
 
     Raises:
         ValidationError: a pattern, a region or a name is unknown or invalid, or a package is missing.
@@ -64,6 +66,7 @@ class Redactor(Value):
     region: fields.StrictText | None = None
     key: fields.StrictText = REDACTION_KEY
     tools: _Tools = None
+    reveal_roles: _Patterns = fields.initially(())
 
     @fields.checks_arguments
     @classmethod
@@ -76,6 +79,8 @@ class Redactor(Value):
             _check_custom(name, pattern)
         if arguments.get("tools") is not None:
             _names(arguments["tools"], "tools")
+        if _names(arguments.get("reveal_roles", ()), "reveal_roles") and not arguments.get("reversible"):
+            raise ValidationError("Redactor reveal_roles needs reversible=True: other runs have no values to reveal")
         if unknown := [each for each in patterns if each not in PATTERNS]:
             raise ValidationError(f"Redactor patterns: unknown pattern '{unknown[0]}'. Known: {', '.join(PATTERNS)}")
         if not patterns and not custom:
@@ -108,6 +113,7 @@ class Redactor(Value):
             callables={name: each for name, each in self.custom.items() if not isinstance(each, str)},
             seal=base64.urlsafe_b64encode(_derived(main, "values", salt)) if self.reversible else None,
             tools=self.tools,
+            reveal_roles=self.reveal_roles,
         )
         if header is not None:
             _check_secret(redaction, header, self.key)
@@ -148,6 +154,8 @@ def describe_redaction(redaction: Redaction) -> Mapping[str, object]:
         data["region"] = redaction.region
     if redaction.is_reversible:
         data |= {"reversible": True, "values": redaction.sealed_values()}
+    if redaction.reveal_roles:
+        data["reveal_roles"] = list(redaction.reveal_roles)
     return data
 
 
@@ -160,7 +168,10 @@ def recorded_redaction(header: Mapping[str, object], *, key: str = REDACTION_KEY
     is_reversible = header.get("reversible") is True
     main, salt = _key_of(key), str(header.get("salt", ""))
     if main is None and is_reversible:
-        raise ValidationError(_missing(key, "This run"))
+        raise ValidationError(
+            f"This run needs a key in the environment variable {key}, which is not set here. Set it for this process, to the "
+            "key that the run began with"
+        )
     main = _own_key() if main is None else main
     custom = cast("Mapping[str, str]", header.get("custom") or {})
     region = header.get("region")

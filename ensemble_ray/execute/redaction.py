@@ -39,7 +39,14 @@ _OF_STIMULUS = frozenset({"key", "instance", "unit", "question", "error_type", "
 
 def clean_task(redaction: Redaction, task: Task) -> Task:
     changes: dict[str, object] = {}
-    for name in ("description", "expected_output", "revision_feedback", "prior_attempt_output", "history"):
+    for name in (
+        "description",
+        "expected_output",
+        "revision_feedback",
+        "prior_attempt_output",
+        "history",
+        "additional_context",
+    ):
         value: object = getattr(task, name)
         if value and (cleaned := redaction.clean_data(value)) is not value:
             changes[name] = cleaned

@@ -321,6 +321,7 @@ def run_context_of(
 ) -> RunContext:
     """Return the context of a run; `interest` are listener methods with a receiver."""
     plan, limit, chosen = planned.plan, definition.delegation_timeout, definition.chosen_options
+    added = additional_context_of(definition)
     return RunContext(
         run_id=run_id,
         workflow=plan.workflow,
@@ -364,7 +365,7 @@ def run_context_of(
         user=user,
         deps=deps_of(definition),
         max_iterations=None if chosen is None else chosen.max_iterations,
-        additional_context=additional_context_of(definition),
+        additional_context=added if planned.redaction is None else planned.redaction.clean(added),
         redaction=planned.redaction,
     )
 

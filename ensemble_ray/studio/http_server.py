@@ -420,7 +420,7 @@ class Visitor(Protocol):
 
     @property
     def sees_cluster(self) -> bool:
-        """Whether it may see limits, endpoints and processes of other runs."""
+        """Whether it has the right `admin`: it may see limits, endpoints, processes of other runs, and redacted values."""
         ...
 
     @property

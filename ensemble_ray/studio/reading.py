@@ -25,6 +25,7 @@ from ensemble_ray.process.concurrency import threads
 from ensemble_ray.record.failure import read_failure, read_next_step
 from ensemble_ray.record.open_reviews import fold_gates
 from ensemble_ray.record.stores import RecordedRun, RunReader
+from ensemble_ray.recovery.revealing import RevealRefusedError, ValueReader, may_reveal, reveal_to
 from ensemble_ray.studio import schemas
 from ensemble_ray.studio.documents import FlowDrawer, FlowView
 from ensemble_ray.studio.http_server import StudioRefusal, Visitor, not_found
@@ -469,6 +470,10 @@ def offers_of(seen: CachedRun) -> list[schemas.Action]:
     return found
 
 
+def value_reader(visitor: Visitor) -> ValueReader:
+    return ValueReader(name=visitor.name, is_admin=visitor.sees_cluster, roles=visitor.roles)
+
+
 class RunDelta(Struct, frozen=True, kw_only=True):
     changes: schemas.LiveSteps | None
     is_over: bool  # no more changes follow by themselves
@@ -519,6 +524,17 @@ class StudioReader:
 
     async def run(self, run_id: str, visitor: Visitor) -> schemas.RunDetailSchema:
         return await self._detail(await self._see(run_id, visitor), visitor)
+
+    async def reveal(self, run_id: str, visitor: Visitor) -> schemas.RevealedValues:
+        """Return the values of a run's placeholders, which are not cached."""
+        await self.check_visible(run_id, visitor)
+        try:
+            redaction = await reveal_to(value_reader(visitor), self._store, run_id)
+        except RevealRefusedError as error:
+            raise StudioRefusal(HTTPStatus.FORBIDDEN, "FORBIDDEN", str(error)) from None
+        except ValidationError as error:
+            raise StudioRefusal(HTTPStatus.CONFLICT, "NOT_REVEALABLE", message_of(error)) from None
+        return schemas.RevealedValues(values=dict(redaction.values))
 
     async def series(self, run_id: str, visitor: Visitor) -> schemas.RunSeries:
         summary = await self.check_visible(run_id, visitor)
@@ -706,4 +722,5 @@ class StudioReader:
             offers=offers_of(seen),
             has_texts=has_texts,
         )
-        return detail.model_copy(update={"reviews": self._mark(detail.reviews)}) if detail.reviews else detail
+        can_reveal = may_reveal(seen.view.totals.head.header.redaction, value_reader(visitor))
+        return detail.model_copy(update={"reviews": self._mark(detail.reviews), "can_reveal": can_reveal})

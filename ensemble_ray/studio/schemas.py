@@ -617,6 +617,13 @@ class RunDetailSchema(RunRow):
     item_retry: ItemRetry | None = None  # of a map-reduce with failed items that does not run
     next_step: NextStepSchema | None = None
     offers: list[Action] = []  # actions that would not be refused
+    can_reveal: bool = False  # the reader may see the values of its redactor
+
+
+class RevealedValues(StudioSchema):
+    """Answer to `POST api/studio/runs/ID/reveal`: the values by their placeholders."""
+
+    values: dict[str, Text]
 
 
 class DeliverySchema(StudioSchema):

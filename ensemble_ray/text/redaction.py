@@ -264,6 +264,7 @@ class Redaction:
         packed: bytes | None = None,
         seal: bytes | None = None,
         tools: Sequence[str] | None = None,
+        reveal_roles: Sequence[str] = (),
         values: Mapping[str, str] | None = None,
         fresh: Sequence[str] = (),
         most_values: int | None = _MOST_VALUES,
@@ -278,6 +279,7 @@ class Redaction:
         self._packed = packed
         self._seal = seal
         self.tools = None if tools is None else tuple(tools)
+        self.reveal_roles = tuple(reveal_roles)
         self._finders: dict[str, Finder] = {each: finder_of(each, region) for each in self.patterns}
         self._finders |= {name: finder_of_expression(each) for name, each in self.expressions.items()}
         self._finders |= self.callables
@@ -305,7 +307,7 @@ class Redaction:
             raise TypeError("the callables of a redactor must be packed before they are pickled")
         data = {
             "secret": self._secret, "salt": self.salt, "patterns": self.patterns, "expressions": self.expressions,
-            "region": self.region, "packed": self._packed, "seal": self._seal, "tools": self.tools,
+            "region": self.region, "packed": self._packed, "seal": self._seal, "tools": self.tools, "reveal_roles": self.reveal_roles,
             "values": dict(self._values), "fresh": self._fresh,
         }  # fmt: skip
         return _of_data, (data,)
@@ -317,7 +319,7 @@ class Redaction:
             packed = pickle.dumps(([*self.callables], dump(self.callables, "The redactor's callables")))
         return Redaction(
             secret=self._secret, salt=self.salt, patterns=self.patterns, expressions=self.expressions, region=self.region,
-            packed=packed, seal=self._seal, tools=self.tools, values=self._values, fresh=self._fresh,
+            packed=packed, seal=self._seal, tools=self.tools, reveal_roles=self.reveal_roles, values=self._values, fresh=self._fresh,
         )  # fmt: skip
 
     def load(self) -> None:
@@ -438,6 +440,11 @@ class Redaction:
         return [match[1] or match[2] for match in self._name.finditer(text)]
 
     # Values in the record.
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The known values by their placeholders."""
+        return {f"[{name}]": value for name, value in self._values.items()}
 
     def seal(self, name: str) -> str:
         """Return the encrypted value of a placeholder's name."""

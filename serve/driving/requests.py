@@ -475,18 +475,26 @@ def checked_entry(
         digest=digest_of(asked, team.info.name),
         ensemble=team.info.name,
         request=asked.model_copy(update={"version": team.info.version}),
-        tags={
-            **version_tag(team),
-            **team.info.tags,
-            **asked.tags,
-            **({} if asked.user is None else {"user": asked.user}),
-        },
+        tags=_tags_of(asked, team, run_id),
         tasks=tasks,
         workflow=team.info.workflow,
         status=schemas.RunStatus.ACCEPTED,
         created_at=datetime.fromtimestamp(SystemClock().now(), UTC),
     )
     return entry, unknown
+
+
+def _tags_of(asked: NewRun, team: ServedTeam, run_id: str) -> dict[str, str]:
+    """Return the tags of a run, which lists show also after its end: with the placeholders that its record has (S-RED-22)."""
+    user = {} if asked.user is None else {"user": asked.user}
+    tags = {**version_tag(team), **team.info.tags, **asked.tags, **user}
+    if team.definition.redactor is None:
+        return tags
+    try:
+        redaction = team.definition.redactor.begin(run_id)
+    except ValidationError as error:
+        raise _refuse("INVALID_RUN", str(error)) from None
+    return {name: redaction.clean(value) for name, value in tags.items()}
 
 
 def digest_of(asked: NewRun, ensemble: str) -> str:

@@ -18,6 +18,7 @@ from ensemble_ray import (
     Ensemble,
     EnsembleError,
     EnsembleMemory,
+    File,
     InlineRuntime,
     MapEnsemble,
     MemoryStore,
@@ -27,6 +28,7 @@ from ensemble_ray import (
     ReviewDecision,
     Runtime,
     Task,
+    TaskHandlerContext,
     ToolCall,
     ValidationError,
     decide,
@@ -42,6 +44,8 @@ from ensemble_ray.testing import ModelServer, ScriptedModel
 from tests.builders import agent, task
 from tests.command_line import calling
 from tests.otlp_receiver import receiving_by_environment
+from tests.scenarios.dying import kill_first, staying, until_recorded
+from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 KEY = "k" * 43
 #: One for each place where a text comes in; none of them may leave.
@@ -504,3 +508,80 @@ def test_a_record_has_no_trace_of_redaction_when_its_run_has_no_redactor() -> No
     assert SECRETS["input"] in repr(facts)
     with pytest.raises(ValidationError, match="had no redactor"):
         reveal("x", str(output.run_id), runtime="inline")
+
+
+def test_texts_of_a_request_have_placeholders_when_they_reach_a_run(runtime: Runtime) -> None:
+    """S-RED-20, S-RED-53: additional contexts, names and texts of attachments, tags and the user."""
+
+    def handled(context: TaskHandlerContext) -> str:
+        assert_clean("the inputs of a handler", [repr(context.inputs)])
+        return f"{context.user} {context.tags['case']}"
+
+    model = ScriptedModel("done", reads=["file"])
+    file = File(f"mail {SECRETS['tool']}".encode(), name=f"{SECRETS['item']}.txt", media_type="text/plain")
+    looking = task(
+        "Look at {note}", agent(model), attachments=file, additional_context=f"Ask {SECRETS['goal']}", name="look"
+    )
+    made = Ensemble(
+        tasks=[looking, Task("Handle", handler=handled, context=[looking], name="handled")],
+        capture_mode="full",
+        redactor=redactor(reversible=True),
+        listeners=[listener := All()],
+    )
+    note = File(f"note {SECRETS['error']}".encode(), name=f"{SECRETS['error']}.txt", media_type="text/plain")
+    output = made.run(
+        {"note": note},
+        additional_context=f"Copy {SECRETS['directive']}",
+        tags={"case": SECRETS["review"]},
+        user=SECRETS["call"],
+        runtime=runtime,
+    )
+    (asked,) = model.calls
+    files = [each for message in asked.messages for each in message.attachments]
+    texts = [asked.text, *((each.data or b"").decode() for each in files)]
+    for place in ("Ask ", "Copy ", "mail ", "note "):
+        placeholder_in(" ".join(texts).partition(place)[2][:30])
+    assert_clean("a request", [*texts, repr(asked.messages)])
+    assert_clean("an event", listener.seen)
+    assert_clean("the output", [repr(output), str(output.trace)])
+    assert_clean("a fact", map(repr, run_blocking(store_at(runtime.store_address).facts(str(output.run_id)))))
+    # the handler received the real user and tags
+    revealed = reveal(output.task_outputs[1].raw, output.run_id, runtime=runtime)
+    assert revealed == f"{SECRETS['call']} {SECRETS['review']}"
+
+
+def test_a_resumed_run_keeps_its_additional_context_when_it_has_a_value() -> None:
+    """S-RED-43."""
+    model = ScriptedModel("first", EnsembleError("no"))
+    first = task("one", agent(model), name="first")
+    made = Ensemble(tasks=[first, task("two", agent(model, "B"), context=[first])], redactor=redactor(reversible=True))
+    added = f"Copy {SECRETS['directive']}"
+    with pytest.raises(EnsembleError):
+        made.run(additional_context=added, runtime="inline", run_id="added")
+    again = ScriptedModel("second")
+    first = task("one", agent(again), name="first")
+    made = Ensemble(tasks=[first, task("two", agent(again, "B"), context=[first])], redactor=redactor(reversible=True))
+    output = fork("added", "task-2", made, runtime="inline", additional_context=added)
+    assert output.raw == "second"
+    assert placeholder_in(again.calls[0].text) == placeholder_in(model.calls[0].text)
+    assert_clean("a request", [again.calls[0].text])
+
+
+def test_placeholders_stay_when_the_process_of_an_agent_is_killed(
+    ray_runtime: Runtime, home: str, tmp_path: Path
+) -> None:
+    """S-RED-43: another process continues the task, with the secret and the values of the run."""
+    marks = Marks(tmp_path / "marks")
+    model, worker = staying(marks)
+    made = Ensemble(tasks=[task(f"go {SECRETS['input']}", worker)], redactor=redactor(reversible=True))
+    run = made.start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the tool")
+    until_recorded(home, run)
+    kill_first(marks)
+    until(lambda: len(marks.lines) == 2, "the other process")
+    marks.add("over")
+    output = run.result(timeout_s=PATIENCE_S)
+    first, second = map(repr, [each.messages for each in model.calls])
+    assert placeholder_in(first) == placeholder_in(second)
+    assert_clean("a request", [first, second])
+    assert SECRETS["input"] in reveal(str(output.trace), run.id, runtime=ray_runtime)

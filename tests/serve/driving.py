@@ -39,7 +39,7 @@ async def driven(
         }
         offered = {"tools": tools, "models": models, "datasets": datasets, "webhooks": webhooks}
         own = Ledger(ledger) if ledger is None or isinstance(ledger, Path) else ledger
-        runs = DrivenRuns(*(served, entered, own, limits), **cast("Any", offered), **more, clock=clock)
+        runs = DrivenRuns(served, entered, own, limits, **cast("Any", {**offered, **more}), clock=clock)
         await runs.recover()
         yield runs
         await runs.close()

@@ -27,6 +27,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"region": "XX"}, "'XX' has no phone numbers"),
     ({"key": "sk-secret key"}, "must be the name of an environment variable"),
     ({"tools": 5}, "tools must be names"),
+    ({"reveal_roles": "privacy"}, "Redactor reveal_roles needs reversible=True"),
+    ({"reveal_roles": 3, "reversible": True}, "Redactor reveal_roles must be names"),
 )
 
 
@@ -52,13 +54,14 @@ def test_a_team_file_has_a_redactor_when_it_has_the_key_redaction(tmp_path: Path
     team = tmp_path / "team.yaml"
     team.write_text(
         "redaction:\n  patterns: [email, iban]\n  custom:\n    case: 'CASE-\\d{6}'\n    base: {function: 'finders:find'}\n"
-        "  reversible: true\nllm: local\nagents:\n  A: {goal: x}\ntasks:\n  t: {description: hi, agent: A}\n"
+        "  reversible: true\n  reveal_roles: privacy\nllm: local\nagents:\n  A: {goal: x}\ntasks:\n  t: {description: hi, agent: A}\n"
     )
     (tmp_path / "finders.py").write_text("def find(text):\n    return []\n")
     found = load_ensemble(team)
     assert isinstance(found, Ensemble)
     redactor = found.redactor
     assert redactor is not None
+    assert redactor.reveal_roles == ("privacy",)
     assert (redactor.patterns, redactor.reversible, redactor.custom["case"]) == (("email", "iban"), True, r"CASE-\d{6}")
     assert callable(redactor.custom["base"])
     team.write_text(team.read_text().replace("email", "mail"))

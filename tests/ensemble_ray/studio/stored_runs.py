@@ -21,6 +21,7 @@ class Anybody:
     name = None
     sees_all = True
     sees_cluster = True
+    roles = None
 
     def may_see(self, run: object) -> bool:
         return True

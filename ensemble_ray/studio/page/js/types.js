@@ -109,6 +109,7 @@
  * @property {ItemRetry|null} [item_retry]
  * @property {{text: string, command: string}|null} [next_step]
  * @property {string[]} [offers]
+ * @property {boolean} [can_reveal] the reader may see the values of its redactor
  */
 /** @typedef {{action: "resume"|"fork"|"run", step: string|null, command: string, is_shell: boolean}} ItemRetry */
 /** @typedef {{event: string, receiver: string, state: string, attempt_count: number, error: string|null, next_attempt_at: number|null}} Delivery */
@@ -272,6 +273,7 @@
  * @property {() => Promise<ScheduleRow[]>} schedules
  * @property {(one: ScheduleRow, action: string) => Promise<string|null>} controlSchedule the id of a run that it starts
  * @property {() => Promise<Usage>} usage
+ * @property {(run: string) => Promise<Record<string, string>>} reveal the values of its placeholders
  * @property {() => Promise<FileList>} files
  * @property {(name: string) => Promise<string>} file
  */

@@ -86,6 +86,7 @@ export function fileSource(file) {
     schedules: async () => [],
     controlSchedule: refuse,
     usage: refuse,
+    reveal: refuse,
     files: refuse,
     endpoint: refuse,
     file: refuse,

@@ -135,6 +135,7 @@ export function httpSource() {
     async remove(run) {
       await ask(`runs/${quote(run)}`, { method: "DELETE" });
     },
+    reveal: async (run) => (await post(`runs/${quote(run)}/reveal`)).values,
     resume: async (run) => (await post(`runs/${quote(run)}/resume`)).run_id,
     fork: async (run, spec, name) => (await post(`runs/${quote(run)}/fork`, name ? { from: spec, run_id: name } : { from: spec })).run_id,
     compare: (a, b) => get(`compare?a=${quote(a)}&b=${quote(b)}`),

@@ -17,7 +17,7 @@ const NAMED = 50;
  * @param {HTMLButtonElement} button
  * @param {() => Promise<void>} act
  */
-async function during(button, act) {
+export async function during(button, act) {
   button.disabled = true;
   try {
     await act();

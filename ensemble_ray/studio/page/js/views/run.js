@@ -6,12 +6,13 @@ import { RunModel } from "../model/run.js";
 import { TABS, formatRoute } from "../router.js";
 import { oneLine, visible } from "../text.js";
 import { copyText, line, menu, progress, statusPill } from "../ui/parts.js";
-import { cancelRun, exportRun, forkRun, resumeRun } from "../ui/actions.js";
+import { cancelRun, during, exportRun, forkRun, resumeRun } from "../ui/actions.js";
 import { actorsTab } from "./actors.js";
 import { budgetTab } from "./budget.js";
 import { failedSteps, failureCard, nextStep } from "./failure.js";
 import { flowTab } from "./flow.js";
 import { hasItems, itemsTab } from "./items.js";
+import { Revealing } from "../ui/revealing.js";
 import { stepPanel } from "./step.js";
 import { stepsTab } from "./steps.js";
 import { timelineTab } from "./timeline.js";
@@ -57,6 +58,7 @@ export async function runView(app, first) {
   const side = h("aside", { class: "side", "aria-label": "Step", hidden: true });
   const connection = h("div", { class: "notice bad", role: "status", hidden: true });
   const element = h("div", { class: "run-page" }, connection, head, banners, tabs, h("div", { class: "run-body" }, stage, side));
+  const revealing = new Revealing(element);
   /** @type {Record<string, (event: KeyboardEvent) => void>} */
   const keys = {};
 
@@ -137,14 +139,26 @@ export async function runView(app, first) {
     }
   }
 
+  /** The values of a redacted run are asked for by a click, each time. */
+  function revealButton() {
+    if (!model.run.can_reveal || model.isFile) return null;
+    const isShown = revealing.values !== null;
+    const button = h("button", { class: "button", type: "button", "aria-pressed": String(isShown), title: isShown ? "Show placeholders" : "Show the values of the placeholders. The server logs who asked", onclick: async () => {
+      if (isShown) revealing.hide();
+      else await during(button, async () => revealing.show(await app.source.reveal(model.run.run_id)));
+      draw();
+    } }, isShown ? "Hide values" : "Reveal");
+    return button;
+  }
+
   let drawn = "";
   function draw() {
     const run = model.run;
-    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.reused_calls, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms, deliveries]);
+    const state = JSON.stringify([run.status, run.tokens, run.estimated_tokens, run.reused_calls, run.cost, run.counts, run.reviews, run.error, run.next_step, run.offers, run.forks, run.duration_ms, run.can_reveal, revealing.values !== null, deliveries]);
     if (state !== drawn) {
       drawn = state;
       app.setTitle([runName(run), runLine(run)].filter(Boolean).join(" · "));
-      drawHead(app, model, head, deliveries);
+      drawHead(app, model, head, deliveries, revealButton());
       drawBanners(app, model, banners);
     }
     tab?.draw?.();
@@ -177,6 +191,7 @@ export async function runView(app, first) {
       window.clearInterval(clock);
       window.clearInterval(looking);
       unwatch();
+      revealing.hide();
       tab?.close?.();
       panel?.close();
       model.close();
@@ -203,8 +218,9 @@ function deliveryCounts(deliveries) {
  * @param {RunModel} model
  * @param {HTMLElement} head
  * @param {Delivery[]} deliveries
+ * @param {HTMLElement|null} reveal
  */
-function drawHead(app, model, head, deliveries) {
+function drawHead(app, model, head, deliveries, reveal) {
   const { run } = model;
   /** @param {string} action */
   const may = (action) => app.info.actions.includes(action) && (run.offers ?? []).includes(action) && !model.isFile;
@@ -227,6 +243,7 @@ function drawHead(app, model, head, deliveries) {
       h("button", { class: "copy mono", type: "button", title: "Copy the run's id", onclick: () => void copyText(run.run_id) }, h("span", { class: "clip" }, run.run_id), icon("copy")),
       Object.entries(run.tags).slice(0, 4).map(([key, value]) => h("span", { class: "tag wide" }, visible(value ? `${key}: ${value}` : key))),
       h("span", { class: "grow" }),
+      reveal,
       may("cancel") && h("button", { class: "button danger", type: "button", onclick: () => cancelRun(app, model) }, icon("stop"), "End run"),
       may("resume") && h("button", { class: "button", type: "button", onclick: () => void resumeRun(app, model) }, icon("play"), "Continue"),
       may("fork") && h("button", { class: "button", type: "button", onclick: () => void forkRun(app, model, null) }, icon("fork"), "Fork"),
