@@ -114,6 +114,7 @@ class Redactor(Value):
             seal=base64.urlsafe_b64encode(_derived(main, "values", salt)) if self.reversible else None,
             tools=self.tools,
             reveal_roles=self.reveal_roles,
+            key="" if self.key == REDACTION_KEY else self.key,
         )
         if header is not None:
             _check_secret(redaction, header, self.key)
@@ -156,16 +157,18 @@ def describe_redaction(redaction: Redaction) -> Mapping[str, object]:
         data |= {"reversible": True, "values": redaction.sealed_values()}
     if redaction.reveal_roles:
         data["reveal_roles"] = list(redaction.reveal_roles)
+    if redaction.key:
+        data["key"] = redaction.key
     return data
 
 
-def recorded_redaction(header: Mapping[str, object], *, key: str = REDACTION_KEY) -> Redaction:
-    """Return the redactor of a recorded run, without the functions of its program.
+def recorded_redaction(header: Mapping[str, object], *, key: str | None = None) -> Redaction:
+    """Return the redactor of a recorded run, without the functions of its program. `key` is a variable; None: the recorded one.
 
     Raises:
         ValidationError: the key is missing, or not the one that the run began with.
     """
-    is_reversible = header.get("reversible") is True
+    is_reversible, key = header.get("reversible") is True, key or str(header.get("key") or REDACTION_KEY)
     main, salt = _key_of(key), str(header.get("salt", ""))
     if main is None and is_reversible:
         raise ValidationError(

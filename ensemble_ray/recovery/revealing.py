@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from msgspec import Struct
 
-from ensemble_ray.definition.redactor import REDACTION_KEY, learn_value, recorded_redaction
+from ensemble_ray.definition.redactor import learn_value, recorded_redaction
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.effects import ValueRedacted
 from ensemble_ray.facts.fact import kinds_of
@@ -25,13 +25,13 @@ _log = bounded_logger(__name__)
 _MOST_VALUES = 10_000  # that are shown to another reader
 
 
-def reveal(value: T, run_id: str | None = None, *, key: str = REDACTION_KEY, runtime: Runtime | str | None = None) -> T:
+def reveal(value: T, run_id: str | None = None, *, key: str | None = None, runtime: Runtime | str | None = None) -> T:
     """Return a copy of the value with the real values in place of the placeholders of a reversible run.
 
     Args:
         value: A text, an output, a trace, or any data that contains texts.
         run_id: The run's id, a unique prefix of it, or `latest`; default: the `run_id` of the value.
-        key: Name of the environment variable with the key of the run.
+        key: Name of the environment variable with the key of the run; default: the one that its redactor named.
         runtime: Runtime that stores the record; default: the runtime that the environment names.
 
     Raises:
@@ -42,13 +42,13 @@ def reveal(value: T, run_id: str | None = None, *, key: str = REDACTION_KEY, run
 
 
 async def areveal(
-    value: T, run_id: str | None = None, *, key: str = REDACTION_KEY, runtime: Runtime | str | None = None
+    value: T, run_id: str | None = None, *, key: str | None = None, runtime: Runtime | str | None = None
 ) -> T:
     """`reveal` for async code, with the same contract."""
     return await bridge(_reveal(value, run_id, key, runtime))
 
 
-async def _reveal(value: T, run_id: str | None, key: str, runtime: Runtime | str | None) -> T:
+async def _reveal(value: T, run_id: str | None, key: str | None, runtime: Runtime | str | None) -> T:
     chosen = run_id or getattr(value, "run_id", None)
     if not isinstance(chosen, str):
         raise ValidationError("reveal needs the id of the run: reveal(text, run_id)")
@@ -102,7 +102,7 @@ async def reveal_to(reader: ValueReader, store: RunReader, run_id: str) -> Redac
     return redaction
 
 
-async def read_redaction(store: RunReader, run_id: str, *, key: str = REDACTION_KEY) -> Redaction:
+async def read_redaction(store: RunReader, run_id: str, *, key: str | None = None) -> Redaction:
     """Return the redactor of a recorded run with all its values.
 
     Raises:
@@ -128,7 +128,7 @@ async def _read_values(
     run_id: str,
     header: Mapping[str, object],
     *,
-    key: str = REDACTION_KEY,
+    key: str | None = None,
     most_values: int | None = None,
 ) -> Redaction:
     redaction = recorded_redaction(header, key=key)

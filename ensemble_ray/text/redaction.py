@@ -265,6 +265,7 @@ class Redaction:
         seal: bytes | None = None,
         tools: Sequence[str] | None = None,
         reveal_roles: Sequence[str] = (),
+        key: str = "",
         values: Mapping[str, str] | None = None,
         fresh: Sequence[str] = (),
         most_values: int | None = _MOST_VALUES,
@@ -280,6 +281,7 @@ class Redaction:
         self._seal = seal
         self.tools = None if tools is None else tuple(tools)
         self.reveal_roles = tuple(reveal_roles)
+        self.key = key  # name of the environment variable; "": the usual one
         self._finders: dict[str, Finder] = {each: finder_of(each, region) for each in self.patterns}
         self._finders |= {name: finder_of_expression(each) for name, each in self.expressions.items()}
         self._finders |= self.callables
@@ -307,7 +309,7 @@ class Redaction:
             raise TypeError("the callables of a redactor must be packed before they are pickled")
         data = {
             "secret": self._secret, "salt": self.salt, "patterns": self.patterns, "expressions": self.expressions,
-            "region": self.region, "packed": self._packed, "seal": self._seal, "tools": self.tools, "reveal_roles": self.reveal_roles,
+            "region": self.region, "packed": self._packed, "seal": self._seal, "tools": self.tools, "reveal_roles": self.reveal_roles, "key": self.key,
             "values": dict(self._values), "fresh": self._fresh,
         }  # fmt: skip
         return _of_data, (data,)
@@ -319,7 +321,7 @@ class Redaction:
             packed = pickle.dumps(([*self.callables], dump(self.callables, "The redactor's callables")))
         return Redaction(
             secret=self._secret, salt=self.salt, patterns=self.patterns, expressions=self.expressions, region=self.region,
-            packed=packed, seal=self._seal, tools=self.tools, reveal_roles=self.reveal_roles, values=self._values, fresh=self._fresh,
+            packed=packed, seal=self._seal, tools=self.tools, reveal_roles=self.reveal_roles, key=self.key, values=self._values, fresh=self._fresh,
         )  # fmt: skip
 
     def load(self) -> None:

@@ -76,8 +76,9 @@ LEFT = re.compile("|".join(map(re.escape, (*(each.split(".")[0] + ".person" for 
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENSEMBLE_RAY_REDACTION_KEY", KEY)
+    monkeypatch.chdir(tmp_path)  # runs with the capture mode `full` write their traces there
 
 
 def redactor(**options: Any) -> Redactor:
@@ -498,6 +499,19 @@ def test_memory_has_placeholders_when_a_run_writes_and_reads_it(tmp_path: Path) 
     placeholder_in(model.calls[1].text)
     assert_clean("a request", [each.text for each in model.calls])
     assert_clean("the memory", [repr(vars(store))])
+
+
+def test_a_run_is_revealed_with_the_variable_that_its_redactor_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-RED-60, S-RED-41: the record has the name of the variable, and not its value."""
+    monkeypatch.delenv("ENSEMBLE_RAY_REDACTION_KEY", raising=False)
+    monkeypatch.setenv("MY_KEY", "a key of this test that is long enough")
+    own = Redactor(reversible=True, key="MY_KEY")
+    made = Ensemble(tasks=[task("one", agent(ScriptedModel(f"kept {SECRETS['answer']}")))], redactor=own)
+    output = made.run(runtime="inline")
+    assert SECRETS["answer"] not in output.text
+    assert SECRETS["answer"] in reveal(output, runtime="inline").text
+    with pytest.raises(ValidationError, match="environment variable OTHER"):
+        reveal(output, runtime="inline", key="OTHER")
 
 
 def test_a_record_has_no_trace_of_redaction_when_its_run_has_no_redactor() -> None:
