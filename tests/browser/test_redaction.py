@@ -28,7 +28,6 @@ def team() -> Ensemble:
     writer = Agent("Writer", "Write", llm=ScriptedModel(otherwise=f"Sent to {FOUND}."))
     return Ensemble(
         tasks=[Task("Write to {who}", "A line", agent=writer, name="first")],
-        capture_mode="full",
         redactor=Redactor(reversible=True, reveal_roles="privacy"),
     )
 

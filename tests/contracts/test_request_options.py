@@ -14,6 +14,7 @@ import pytest
 
 from ensemble_ray import ChatMessage, JsonSchema, LocalChatModel, OpenAIChatModel, ToolCall, ToolSpec, ValidationError
 from ensemble_ray.llm import local as local_server
+from ensemble_ray.llm.failures import provider_of
 from ensemble_ray.llm.local import LocalSpec
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 
@@ -222,6 +223,7 @@ async def test_headers_of_the_user_take_the_place_of_the_keys(make: Make) -> Non
 async def test_azure_gets_the_key_both_ways(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-LLM-27: by both clients; a token of the user's stands alone, and a function of the package's client as well."""
     monkeypatch.setattr("ensemble_ray.llm.failures._PROVIDERS", {"127.0.0.1": "azure.ai.openai"})
+    provider_of.cache_clear()  # an earlier test may have used the port
 
     async def token() -> str:
         return "token"
@@ -233,6 +235,7 @@ async def test_azure_gets_the_key_both_ways(make: Make, monkeypatch: pytest.Monk
         await make(server, api_key=None, client_options={"api_key": token}).chat([HELLO])
         key, *tokens = (request.headers for request in server.requests)
     assert (key["api-key"], key["authorization"]) == (KEY, f"Bearer {KEY}")
+    provider_of.cache_clear()
     assert [("api-key" in each, each["authorization"]) for each in tokens] == [(False, "Bearer token")] * 2
 
 

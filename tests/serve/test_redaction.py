@@ -34,8 +34,9 @@ VARIABLE = "ENSEMBLE_RAY_REDACTION_KEY"
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.chdir(tmp_path)  # the runs write their traces there
 
 
 SEEN: list[str] = []
