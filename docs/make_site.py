@@ -92,6 +92,13 @@ TOPICS = (
         "Where people decide.",
         ("execute.review", "values.reviews", "recovery.deciding", "definition.phase.PhaseReviewDecision"),
     ),
+    Topic(
+        "evaluation",
+        "Evaluation",
+        "Cases and scorers, and the results of evaluations.",
+        ("evaluation",),
+        first=frozenset({"Evaluation", "Case", "EvaluationResult"}),
+    ),
     Topic("graphs", "Graphs", "Teams and runs as graphs of tasks.", ("visualization",)),
     Topic(
         "pages",
