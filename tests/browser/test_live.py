@@ -26,7 +26,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 _LOOKS_AGAIN_MS = 3500
 #: The notice that the connection is lost; an endpoint has another one.
 LOST = ".notice:not(.drain-notice)"
-#: whether the end of what a model says is in sight
+#: Whether the first block of reasoning is indented; false while the page draws it again.
+IS_INSIDE = """() => {
+  const block = document.querySelector("details.reasoning");
+  return block && block.getBoundingClientRect().left - block.parentElement.getBoundingClientRect().left >= 8;
+}"""
+#: Whether the end of what a model says is in sight.
 AT_ITS_END = """() => {
     const pre = document.querySelector(".section.live pre");
     return pre.scrollHeight - pre.scrollTop - pre.clientHeight < 2;
@@ -119,10 +124,7 @@ async def test_reasoning_is_shown_while_it_is_thought_and_behind_its_answer(page
             await expect(block.first.locator("pre")).to_be_hidden()
             await block.first.locator("summary").click()
             await expect(block.first.locator("pre")).to_have_text(thoughts)
-            inside = await block.first.evaluate(
-                "e => e.getBoundingClientRect().left - e.parentElement.getBoundingClientRect().left"
-            )
-            assert inside >= 8
+            await page.wait_for_function(IS_INSIDE)
             await page.goto("about:blank")
         finally:
             for gate in model.gates:

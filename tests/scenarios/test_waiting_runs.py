@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+import pytest
 
 from ensemble_ray import (
     Ensemble,
@@ -33,6 +36,12 @@ tasks:
   draft: {description: Write the apology, agent: writer, review: {prompt: "Is it polite?"}}
   send: {description: Send it, agent: writer, context: [draft]}
 """
+
+
+@pytest.fixture(autouse=True)
+def _no_held_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process holds memories for tools, as earlier tests may, its runs need it and do not go on by themselves."""
+    monkeypatch.setattr("ensemble_ray.memory.tools._held", WeakValueDictionary())
 
 
 class Given:
