@@ -91,7 +91,7 @@ async def _deliveries(service: RunService, run_id: str) -> Sequence[DeliverySche
             state=each.state.value,
             attempt_count=each.attempt_count,
             error=each.attempts[-1].error if each.attempts else None,
-            next_attempt_at=None if each.next_attempt_at is None else round(each.next_attempt_at.timestamp() * 1000),
+            next_attempt_at=None if each.next_attempt_at is None else _millis(each.next_attempt_at),
         )
         for each in found
     ]
@@ -137,7 +137,7 @@ def _row_of(version: TeamVersionInfo) -> VersionRow:
         version=version.version,
         share=version.share,
         open_runs=version.open_runs,
-        loaded_at=int(version.loaded_at.timestamp() * 1000),
+        loaded_at=_millis(version.loaded_at),
     )
 
 

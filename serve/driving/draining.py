@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
+import msgspec
 from msgspec import Struct
 
 from ensemble_ray.process.concurrency import SystemClock, threads
@@ -27,22 +27,6 @@ class _Drain(Struct, frozen=True, kw_only=True):
     by: str
     #: of the deployment that drains, Unix time, s
     deployed_at: float
-
-    @classmethod
-    def read(cls, text: str) -> _Drain:
-        data = json.loads(text)
-        until = data["until"]
-        return cls(
-            since=datetime.fromisoformat(data["since"]),
-            until=None if until is None else datetime.fromisoformat(until),
-            by=data["by"],
-            deployed_at=data["deployed_at"],
-        )
-
-    def write(self) -> str:
-        until = None if self.until is None else self.until.isoformat()
-        data = {"since": self.since.isoformat(), "until": until, "by": self.by, "deployed_at": self.deployed_at}
-        return json.dumps(data)
 
 
 class DrainSwitch:
@@ -89,7 +73,7 @@ class DrainSwitch:
         text = (await threads.run(self._ledger.documents, DRAIN_KIND)).get(_NAME)
         if text is None:
             return
-        drain = _Drain.read(text)
+        drain = msgspec.json.decode(text, type=_Drain)
         if drain.deployed_at < self._deployed_at:
             await self.end()
         else:
@@ -101,7 +85,9 @@ class DrainSwitch:
         since = now if self._drain is None else self._drain.since
         until = None if timeout_s is None else now + timedelta(seconds=timeout_s)
         drain = _Drain(since=since, until=until, by=by, deployed_at=self._deployed_at)
-        await threads.run(self._ledger.put, Document(kind=DRAIN_KIND, name=_NAME, text=drain.write()))
+        await threads.run(
+            self._ledger.put, Document(kind=DRAIN_KIND, name=_NAME, text=msgspec.json.encode(drain).decode())
+        )
         if self._drain is None:
             _log.info("The endpoint drains: it accepts no new runs. %d runs are open", self._count().total)
         self._use(drain)

@@ -140,12 +140,13 @@ class Schedules:
             if earlier is None:
                 made = await self._read(ensemble, name, schedule, is_added=ensemble in self._teams)
                 self._watched[made.key] = made
+                self._woken.set()
             elif earlier.schedule != schedule:
                 async with earlier.turn:
                     made = await self._read(ensemble, name, schedule)
                     self._watched[made.key] = made
+                self._woken.set()
         self._teams.add(ensemble)
-        self._woken.set()
         if self._task is None and self._watched:
             self._task = asyncio.create_task(self._work())
 

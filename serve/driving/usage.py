@@ -56,10 +56,8 @@ class UsageWriter:
 
     async def load(self, unfinished: Iterable[str]) -> None:
         """Use the documents of an earlier process, and charge runs that ended without it."""
-        usage, charges = (
-            await threads.run(self._ledger.documents, USAGE),
-            await threads.run(self._ledger.documents, CHARGE),
-        )
+        usage = await threads.run(self._ledger.documents, USAGE)
+        charges = await threads.run(self._ledger.documents, CHARGE)
         self._book.load(usage, charges)
         for run_id in sorted(charges.keys() - set(unfinished)):
             await self.charge(run_id, None, None)
@@ -84,9 +82,6 @@ class UsageWriter:
         _log.warning("Refused a run of key '%s': its quota of %s is used up", account.name, found.quantity)
         status = HTTPStatus.TOO_MANY_REQUESTS
         raise Refusal(status, "QUOTA_EXCEEDED", str(found), retry_after_s=found.retry_after_s, run_id=run_id)
-
-    def abandon(self, run_id: str) -> None:
-        self._book.abandon(run_id)
 
     async def charge(self, run_id: str, definition: Runnable | None, ended: schemas.RunDetail | None) -> None:
         """Charge an ended run to its key, once. Its record counts, with unfinished tasks (S-QUO-20)."""

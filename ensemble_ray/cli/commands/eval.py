@@ -104,6 +104,7 @@ def evaluate(
     cases are wrong, 3 a run or a scorer failed, 5 a minimum was missed or a scorer is significantly worse than in --compare,
     130 interrupted.
     """
+    from ensemble_ray.cli.commands.run import find_write_error
     from ensemble_ray.evaluation.declared import declared_evaluation, scorers_of, scorers_of_texts
     from ensemble_ray.evaluation.evaluation import Evaluation
     from ensemble_ray.teamfile.evaluation import EvaluationKeys
@@ -156,8 +157,8 @@ def evaluate(
             retry_failed=retry_failed,
             **given,
         )
-    if junit is not None:
-        _check_writable(junit)
+    if junit is not None and (refused := find_write_error(junit)) is not None:
+        raise ValidationError(f"--junit: '{junit}' cannot be written: {refused.strerror or refused}. No case ran")
     return _carry_out(evaluation, least, compare=compare, junit=junit, runtime=runtime, as_json=as_json, is_quiet=quiet)
 
 
@@ -203,18 +204,6 @@ def _check_minimum(minimum: dict[str, float], labels: Sequence[str]) -> None:
     for name in minimum:
         if name not in labels:
             raise ValidationError(f"--min: there is no scorer '{name}'. Known: [{', '.join(labels)}]")
-
-
-def _check_writable(file: Path) -> None:
-    is_there = file.exists()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab"):
-            pass
-        if not is_there:
-            file.unlink()
-    except OSError as error:
-        raise ValidationError(f"--junit: '{file}' cannot be written: {error.strerror or error}. No case ran") from None
 
 
 def _carry_out(

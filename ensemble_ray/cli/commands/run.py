@@ -135,8 +135,8 @@ def show_run(
     as_json: bool = False,
     trace: Path | None = None,
 ) -> int:
-    if trace is not None and (refused := _unwritable(trace)) is not None:
-        write_note(refused)
+    if trace is not None and (refused := find_write_error(trace)) is not None:
+        write_note(f"{_trace_refusal(trace, refused)}. Nothing was run")
         return FAILED
     watched = _Watched()
     try:
@@ -259,8 +259,8 @@ def _failure_data(error: Exception, run_id: str | None) -> dict[str, Any]:
     }
 
 
-def _unwritable(file: Path) -> str | None:
-    """Checked before the run costs money."""
+def find_write_error(file: Path) -> OSError | None:
+    """Return the reason why a file cannot be written, before a run costs money."""
     is_there = file.exists()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,7 @@ def _unwritable(file: Path) -> str | None:
         if not is_there:
             file.unlink()
     except OSError as error:
-        return f"{_trace_refusal(file, error)}. Nothing was run"
+        return error
     return None
 
 

@@ -51,9 +51,8 @@ class AgentLoop:
         self._scope = scope
         self._order = scope.order
         self._agent = agent
-        most = scope.context.max_iterations
-        is_lowered = most is not None and most < agent.max_iterations and not scope.is_manager
-        self._max_iterations = most if most is not None and is_lowered else agent.max_iterations
+        most = None if scope.is_manager else scope.context.max_iterations
+        self._max_iterations = agent.max_iterations if most is None else min(most, agent.max_iterations)
         self._effects = scope.effects
         self._is_verbose = scope.context.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
