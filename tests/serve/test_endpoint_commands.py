@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ensemble_ray.serve.callers import CallerCache
 from ensemble_ray.testing import ModelServer
 from tests.builders import task
 from tests.command_line import Call, calling
+from tests.scenarios.teams import until
 from tests.serve.driving import driven
 from tests.serve.http_server import served_app
 from tests.serve.keys import make_key, standing_callers
@@ -185,26 +185,19 @@ def test_the_webhooks_of_a_run_are_listed_and_sent_again(call: Call) -> None:
         assert "has no webhooks" in call("deliveries", "none", "--url", url).said
         client.ask("POST", "/runs?wait=60", {"run_id": "first", "webhook": {"url": receiver.origin}})
         (sent,) = receiver.wait(1)
-        _until(lambda: client.ask("GET", "/runs/first/deliveries")["deliveries"][0]["state"] == "failed")
+        until(lambda: client.ask("GET", "/runs/first/deliveries")["deliveries"][0]["state"] == "failed", "a failure")
         listed = call("deliveries", "first", "--url", url).printed.splitlines()
         assert listed[1].split()[:5] == [sent.delivery_id, "run.ended", receiver.origin, "failed", "1"]
         assert listed[1].endswith("HTTP 410")
         again = call("deliveries", "first", "--redeliver", sent.delivery_id, "--url", url)
         assert (again.code, again.printed.splitlines()[1].split()[3]) == (0, "pending")
         receiver.wait(2)
-        _until(lambda: client.ask("GET", "/runs/first/deliveries")["deliveries"][0]["state"] == "delivered")
+        until(lambda: client.ask("GET", "/runs/first/deliveries")["deliveries"][0]["state"] == "delivered", "delivery")
         (shown,) = json.loads(call("deliveries", "first", "--url", url, "--json").printed)
         for arguments, words in ((("other",), "There is no run"), (("first", "--redeliver", "x"), "no delivery")):
             refused = call("deliveries", *arguments, "--url", url)
             assert (refused.code, words in refused.said) == (2, True), refused.said
     assert (shown["attempt_count"], shown["state"]) == (2, "delivered")
-
-
-def _until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_the_usage_of_keys_is_shown_to_an_administrator(call: Call, records: Path) -> None:
